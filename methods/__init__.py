@@ -1,0 +1,1 @@
+"""Methods and engines: how tokens are produced."""

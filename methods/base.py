@@ -1,0 +1,253 @@
+"""The words every room shares: what is asked (`Request`), what a round did (`Round`), what came back
+(`Generation`), and the two contracts behind them: a `Method` proposes drafts, an `Engine` runs them.
+
+This module imports nothing heavy, so that the command line can name, check and print methods and
+engines without loading a tensor library.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from methods.reference.tree import Candidates, Tree
+
+Cut = Literal["", "stop", "length"]
+FinishReason = Literal["stop", "length"]
+
+
+class Refusal(ValueError):
+    """A request the user can mend: one sentence naming the setting, the value and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen: 0 is the argmax, above 0 keyed Gumbel noise over the filtered logits.
+
+    `top_k` 0 and `top_p` 1 switch their filters off.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise Refusal(f"temperature={self.temperature} is not accepted: a number of at least 0 is.")
+        if not 0 < self.top_p <= 1:
+            raise Refusal(f"top_p={self.top_p} is not accepted: a number above 0 and at most 1 is.")
+        if self.top_k < 0:
+            raise Refusal(f"top_k={self.top_k} is not accepted: 0 (off) or a positive integer is.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to answer, already rendered to token ids. `stop_ids` end the output, inclusively."""
+
+    prompt_id: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    turn: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise Refusal(f"prompt {self.prompt_id!r} is empty: at least one token is needed.")
+        if self.max_new_tokens < 1:
+            raise Refusal(f"max_new_tokens={self.max_new_tokens} is not accepted: an integer of at least 1 is.")
+
+
+class Round(NamedTuple):
+    """One draft → build → verify → commit cycle, after any cut (root and bonus are not in `accepted`)."""
+
+    accepted: int
+    emitted: int
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds per stage summed over the rounds of a profiled request (never of a timed one)."""
+
+    draft_s: float
+    build_s: float
+    verify_s: float
+    commit_s: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answered request. Times are in seconds; `decode_s` covers every token after the first.
+
+    `tree_checksum` is a running checksum of every tree the request was verified with, equal on all ranks.
+    """
+
+    output_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    rounds: tuple[Round, ...]
+    ttft_s: float
+    decode_s: float
+    tree_checksum: int = 0
+    stages: Stages | None = None
+
+    def __post_init__(self) -> None:
+        emitted = sum(r.emitted for r in self.rounds)
+        if 1 + emitted != len(self.output_ids):
+            raise AssertionError(f"1 + {emitted} emitted tokens do not make {len(self.output_ids)} output tokens")
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per output token after the first; NaN for a single token."""
+        later = len(self.output_ids) - 1
+        return self.decode_s / later if later else math.nan
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ttft_s + self.decode_s
+
+
+@dataclass(frozen=True)
+class Score:
+    """An output teacher-forced through the plain target.
+
+    `gaps[t]` is by how much, in logits, the target preferred its own choice at output position t to the
+    token there (0 where they agree, infinity where sampling could not have given it).
+    """
+
+    gaps: tuple[float, ...]
+
+    @property
+    def max_gap(self) -> float:
+        return max(self.gaps, default=0.0)
+
+    @property
+    def first_divergence(self) -> int | None:
+        return next((t for t, gap in enumerate(self.gaps) if gap > 0), None)
+
+    def near_ties(self, tolerance: float) -> int:
+        return sum(0 < gap <= tolerance for gap in self.gaps)
+
+    def true_violations(self, tolerance: float) -> int:
+        return sum(not gap <= tolerance for gap in self.gaps)
+
+
+class Method(ABC):
+    """How a round's draft is proposed. One method a file; a subclass is a frozen dataclass whose fields are
+    its settings, so that a YAML of the same keys with a `_target_` is all it takes to add one.
+
+    A method that reads no draft (`uses_drafter = False`) proposes nothing: every round verifies the root
+    alone, which is autoregressive decoding.
+    """
+
+    name: ClassVar[str]
+    uses_drafter: ClassVar[bool] = True
+
+    @property
+    def arm(self) -> str:
+        """The arm's name in tables: the method and what distinguishes its settings."""
+        return self.name
+
+    @property
+    def node_budget(self) -> int | None:
+        """The number of non-root nodes asked for; None where a method has no budget."""
+        return None
+
+    @abstractmethod
+    def width(self, block_size: int) -> int:
+        """Rows of the verify pass, root included, for a drafter of this block size."""
+
+    def candidates(self, block_size: int) -> int:
+        """How many tokens per position `build` chooses from; the vocabulary's size caps it."""
+        return self.width(block_size) - 1
+
+    @abstractmethod
+    def build(self, candidates: Candidates | None, root: Tensor) -> Tree:
+        """The draft tree for one round, of `width` rows.
+
+        Static shapes and no reading of values on the host, so that the round can be captured in a CUDA graph.
+
+        Args:
+            candidates: `log_probs_lk` and `ids_lk`, each [block_size − 1, k], best first; None without a drafter.
+            root: the root's token id, a 0-dimensional int64 tensor.
+        """
+
+
+Weights = Literal["checkpoint", "random"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A target and its drafter: a folder, a hub id, or `builtin:NAME/target`. `weights=random` keeps only the shape."""
+
+    name: str
+    target: str
+    drafter: str
+    weights: Weights = "checkpoint"
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """All an engine needs before it opens. `device` is `cpu` or `cuda`, `dtype` a torch name or `auto`."""
+
+    model: ModelSpec
+    tp: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "auto"
+    max_length: int = 4096
+    seed: int = 0
+
+
+class Engine(ABC):
+    """Runs methods on a target. Life: `check` → constructor → `open` → `generate`* → `close`."""
+
+    name: ClassVar[str]
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+
+    @classmethod
+    @abstractmethod
+    def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
+        """Raise a `Refusal` for whatever this engine cannot do, reading config files only."""
+
+    @abstractmethod
+    def open(self, methods: Sequence[Method]) -> None:
+        """Load the weights and reserve memory for requests of up to `spec.max_length` tokens in all."""
+
+    @abstractmethod
+    def generate(self, method: Method, request: Request, *, profile: bool = False) -> Generation:
+        """Answer one request. With `profile` the stages are timed, which costs synchronisation."""
+
+    @abstractmethod
+    def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
+        """Teacher-force an output through the plain target. `tolerance` (logits) widens the edge of the
+        top-k/top-p filters, whose membership rounding can flip as it flips a near tie."""
+
+    @abstractmethod
+    def gap_tolerance(self, requests: Sequence[Request]) -> float:
+        """The gap, in logits, that counts as a near tie on this engine, measured on warm-up requests."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str | int | float]:
+        """Facts for the records: dtype, device, parameters, bytes per rank, checkpoint hashes, versions."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; safe to call twice."""
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+Progress = Callable[[str], None]

@@ -1,0 +1,1 @@
+"""Engines: the reference engine, in this process,."""

@@ -1,0 +1,115 @@
+"""The built-in engine: our own target and drafter, in this process and, for tp > 1, in one worker process a rank.
+
+All ranks run the same calls in the same order. Rank 0 lives here and hands each call to the workers through pipes; a
+worker that dies takes the engine down with its reason, and workers whose rank 0 is gone leave by themselves.
+
+Importing this module loads no tensor library, so that a command line can be checked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from methods.base import Engine, EngineSpec, Generation, Method, Refusal, Request, Score
+from methods.locate import BUILTIN, fingerprint, resolve
+from methods.reference.config import TransformerConfig, check_pair, drafter_config, target_config
+
+if TYPE_CHECKING:
+    from methods.reference.ranks import Ranks
+
+DTYPES = ("float32", "bfloat16", "float16")
+FP32_GAP = 1e-3
+LARGEST_GAP = 0.5
+
+
+class ReferenceEngine(Engine):
+    """Dense Qwen3, Qwen2 and Llama targets with DFlash drafters, on CPU or CUDA, at tp 1, 2, 4, 8 or 16."""
+
+    name: ClassVar[str] = "reference"
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._ranks: Ranks | None = None
+
+    @classmethod
+    def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
+        target = target_config(resolve(spec.model.target))
+        target.check_ranks(spec.tp, "target")
+        if spec.dtype != "auto" and spec.dtype not in DTYPES:
+            raise Refusal(f"dtype={spec.dtype} is not accepted: auto, {', '.join(DTYPES)} are.")
+        if spec.max_length > target.window:
+            raise Refusal(
+                f"prompt and output of {spec.max_length} tokens do not fit {spec.model.name}'s window of "
+                f"{target.window}: fewer max_new_tokens or shorter prompts are needed."
+            )
+        if any(method.uses_drafter for method in methods):
+            drafter = drafter_config(resolve(spec.model.drafter))
+            check_pair(target, drafter)
+            drafter.transformer.check_ranks(spec.tp, "drafter")
+        for folder in (
+            {resolve(spec.model.target), resolve(spec.model.drafter)} if spec.model.weights != "random" else ()
+        ):
+            if not any(folder.glob("*.safetensors")):
+                raise Refusal(
+                    f"{folder} holds no safetensors weights; model.weights=random runs the shape without them."
+                )
+
+    def open(self, methods: Sequence[Method]) -> None:
+        from methods.reference.ranks import Ranks
+
+        self._ranks = Ranks(self.spec, compute_dtype(self.spec), tuple(methods))
+
+    def generate(self, method: Method, request: Request, *, profile: bool = False) -> Generation:
+        generation: Generation = self._opened.call("generate", method, request, profile=profile)
+        return generation
+
+    def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
+        score: Score = self._opened.call("score", request, tuple(output_ids), tolerance)
+        return score
+
+    def gap_tolerance(self, requests: Sequence[Request]) -> float:
+        """1e-3 in float32; else twice the largest top-2 logit change between width-1 and wide passes, at most 0.5."""
+        if compute_dtype(self.spec) == "float32":
+            return FP32_GAP
+        from methods.autoregressive import Autoregressive
+
+        noise = 0.0
+        for request in requests:
+            output = self.generate(Autoregressive(), request).output_ids
+            noise = max(noise, self._opened.call("width_noise", request, output))
+        return min(2 * noise, LARGEST_GAP)
+
+    def describe(self) -> dict[str, str | int | float]:
+        facts: dict[str, str | int | float] = {
+            "engine": self.name,
+            "device": self.spec.device,
+            "dtype": compute_dtype(self.spec),
+            "tp": self.spec.tp,
+            **self._opened.facts,
+        }
+        if self.spec.model.weights == "checkpoint":
+            facts["target_sha256"] = fingerprint(resolve(self.spec.model.target))
+            facts["drafter_sha256"] = fingerprint(resolve(self.spec.model.drafter))
+        return facts
+
+    def close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    @property
+    def _opened(self) -> Ranks:
+        if self._ranks is None:
+            raise RuntimeError("the engine is not open")
+        return self._ranks
+
+
+def compute_dtype(spec: EngineSpec) -> str:
+    """The dtype `auto` stands for: float32 on a CPU and for built-in pairs, else the checkpoint's."""
+    if spec.dtype != "auto":
+        return spec.dtype
+    if spec.device == "cpu" or spec.model.target.startswith(BUILTIN):
+        return "float32"
+    config: TransformerConfig = target_config(resolve(spec.model.target))
+    return config.dtype

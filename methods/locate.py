@@ -1,0 +1,80 @@
+"""Where a model's folder is: built in, on this disk, or on the Hugging Face hub. Loads no tensor library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from methods.base import Refusal
+
+BUILTIN = "builtin:"
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+def resolve(reference: str) -> Path:
+    """The local folder of `builtin:NAME/target`, of a path, or of a hub id (downloaded when it is not cached).
+
+    Raises:
+        Refusal: there is no such folder, or the hub cannot give it.
+    """
+    if reference.startswith(BUILTIN):
+        folder = CHECKPOINTS / reference.removeprefix(BUILTIN)
+    elif Path(reference).expanduser().exists() or reference.startswith(("/", ".", "~")) or reference.count("/") != 1:
+        folder = Path(reference).expanduser()
+    else:
+        folder = _from_hub(reference)
+    if not (folder / "config.json").is_file():
+        raise Refusal(
+            f"{reference!r} is not a model: {folder} has no config.json; a Hugging Face folder or id is needed."
+        )
+    return folder
+
+
+def _from_hub(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(PATTERNS)))
+    except Exception as error:  # every client and network error means the same to the user
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Refusal(
+            f"model {repository!r} is neither a folder here nor to be had from the hub ({reason})."
+        ) from error
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a model folder; a Refusal where it is missing or damaged."""
+    try:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Refusal(f"{folder} has no {name}.") from None
+    except ValueError as error:
+        raise Refusal(f"{folder / name} is not valid JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise Refusal(f"{folder / name} does not hold a JSON object.")
+    return content
+
+
+def stop_ids(folder: Path) -> tuple[int, ...]:
+    """Every end id of the generation config and of the config, ascending. Empty where a model names none."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            ids = read_json(folder, name).get("eos_token_id")
+            found.update(ids if isinstance(ids, list) else [ids] if ids is not None else [])
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=16)
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over names and contents of everything in a model folder that decides its output."""
+    digest = hashlib.sha256()
+    for path in sorted(p for pattern in PATTERNS for p in folder.glob(pattern)):
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""The built-in implementation, readable as an appendix: tree, sampling, target, drafter, the round."""

@@ -1,0 +1,101 @@
+"""Clocks that do not disturb what they time.
+
+On a GPU a mark is an event in the stream, and the host follows the device one round behind through pinned memory: it
+never waits for work it has just queued. On a CPU, where work is done when a call returns, a mark is the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from methods.base import Stages
+
+Mark = float | torch.cuda.Event
+
+
+class Clock:
+    """Marks in the flow of work, and the seconds between two of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        if self._on_gpu:
+            torch.cuda.synchronize(device)  # a request starts on an idle device
+
+    def mark(self) -> Mark:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, earlier: Mark, later: Mark) -> float:
+        """Seconds; waits for `later` to have happened."""
+        if isinstance(earlier, float) or isinstance(later, float):
+            assert isinstance(earlier, float) and isinstance(later, float)
+            return later - earlier
+        later.synchronize()
+        return float(earlier.elapsed_time(later)) / 1e3
+
+
+class Follower:
+    """What the host knows of a request on the device: how far its root is, and whether it is finished."""
+
+    LAG = 1  # rounds the host runs ahead of what it knows, on a GPU
+
+    def __init__(self, root_at: Tensor, finished: Tensor, position: int, is_finished: bool) -> None:
+        self._tensors = (root_at, finished)
+        self._on_gpu = root_at.device.type == "cuda"
+        self._position, self.finished = position, is_finished
+        self._pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def position_limit(self, per_round: int) -> int:
+        """A position the root cannot have passed, when a round advances it by at most `per_round`."""
+        return self._position + len(self._pending) * per_round
+
+    def note(self) -> None:
+        """Call after queuing a round (or the prefill): learn what has become known by now."""
+        if not self._on_gpu:
+            root_at, finished = self._tensors
+            self._position, self.finished = int(root_at), bool(finished)
+            return
+        known = torch.empty(2, dtype=torch.int64, pin_memory=True)
+        known.copy_(torch.stack([t.to(torch.int64) for t in self._tensors]), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._pending.append((known, event))
+        if len(self._pending) > self.LAG:
+            known, event = self._pending.popleft()
+            event.synchronize()
+            self._position, self.finished = int(known[0]), bool(known[1])
+
+
+class StageClock:
+    """Seconds per stage of a profiled request. It synchronises, so a timed request leaves it off."""
+
+    def __init__(self, device: torch.device, on: bool) -> None:
+        self._device, self._on = device, on
+        self._spent = dict.fromkeys(("draft", "build", "verify", "commit"), 0.0)
+        self._last = 0.0
+
+    def start(self) -> None:
+        if self._on:
+            self._last = self._now()
+
+    def end(self, stage: str) -> None:
+        """The time since the last call belongs to `stage`."""
+        if self._on:
+            now = self._now()
+            self._spent[stage] += now - self._last
+            self._last = now
+
+    def total(self) -> Stages | None:
+        return Stages(**{f"{stage}_s": spent for stage, spent in self._spent.items()}) if self._on else None
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

@@ -1,0 +1,74 @@
+"""The DFlash drafter: a block-diffusion model that fills a block of masked positions in one pass.
+
+Its context is not text but what the target computed about it: features (outputs of some target layers) of every
+committed position, projected once by `fc` and `hidden_norm` and kept as keys and values in each layer. The block is
+the root followed by masks, embedded with the target's embedding; slot i predicts the token at its own position with
+the target's head. The block's own keys and values are overwritten afterwards, so a draft depends on the text alone,
+not on how it was cut into rounds. (arXiv 2602.06036; checkpoints as published by z-lab.)
+
+Here a row's slot is its position.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.reference.attention import Cache, Rotary, View, additive, visible
+from methods.reference.config import DrafterConfig, LayerAttention
+from methods.reference.loading import Weights
+from methods.reference.target import Layer
+
+
+class Drafter:
+    """A drafter on one rank, with a cache of `slots` positions."""
+
+    def __init__(self, config: DrafterConfig, weights: Weights, slots: int) -> None:
+        shape = config.transformer
+        self.config, self.group, self.device, self.dtype = config, weights.group, weights.device, weights.dtype
+        features = len(config.target_layer_ids) * shape.hidden
+        self._feature_share = weights.group.share(features)
+        self._fc = weights.tensor("fc.weight", (shape.hidden, features), split=1)
+        self._context_norm = weights.tensor("hidden_norm.weight", (shape.hidden,))
+        self._layers = [Layer(shape, weights, f"layers.{i}") for i in range(shape.layers)]
+        self._norm = weights.tensor("norm.weight", (shape.hidden,))
+        self.cache = Cache(shape, slots, weights.group, weights.device, weights.dtype)
+        self._rotary = Rotary(shape.rope, shape.head_dim, slots, weights.device, weights.dtype)
+        self._hidden, self._eps = shape.hidden, shape.eps
+
+    def extend(self, features_cf: Tensor, start: Tensor) -> None:
+        """Add context: the target's features [c, f] of positions start … start + c − 1 (0-dim int64).
+
+        Rows beyond those committed may be passed as well: they are overwritten before anything sees them.
+        """
+        projected = self.group.sum(F.linear(features_cf[:, self._feature_share], self._fc))
+        context = F.rms_norm(projected, (self._hidden,), self._context_norm, self._eps)
+        slots = start + torch.arange(len(context), device=self.device)
+        view = View(self._rotary.at(slots), slots, slots)
+        for index, layer in enumerate(self._layers):
+            layer.mixer.store(context, view, self.cache.data[index])
+
+    def block(self, embedded_bh: Tensor, start: Tensor, seen: int) -> Tensor:
+        """Final-normed hidden states [b, hidden] of a block at positions start … start + b − 1.
+
+        Args:
+            embedded_bh: the embeddings of root and masks.
+            seen: how many slots any row may look at; at least start + b.
+        """
+        x_bh, slots = embedded_bh, start + torch.arange(len(embedded_bh), device=self.device)
+        rotary = self._rotary.at(slots)
+        masks: dict[LayerAttention, Tensor] = {}
+        for index, (layer, attention) in enumerate(zip(self._layers, self.config.attention, strict=True)):
+            if attention not in masks:
+                masks[attention] = self._mask(attention, start, slots, seen)
+            x_bh = layer(x_bh, View(rotary, slots, masks[attention]), self.cache.data[index])
+        return F.rms_norm(x_bh, (self._hidden,), self._norm, self._eps)
+
+    def _mask(self, attention: LayerAttention, start: Tensor, slots_b: Tensor, seen: int) -> Tensor:
+        whole = torch.ones(len(slots_b), len(slots_b), dtype=torch.bool, device=self.device)
+        visible_bs = visible(start, whole.tril() if attention.causal else whole, seen)
+        if attention.window:
+            distance = slots_b[:, None] - torch.arange(seen, device=self.device)
+            visible_bs = visible_bs & (distance.abs() < attention.window)
+        return additive(visible_bs, self.dtype)

@@ -1,0 +1,184 @@
+"""The ranks of one model: rank 0 in this process, the others in worker processes that repeat its calls."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from methods.base import EngineSpec, Method
+from methods.locate import resolve
+from methods.reference import parallel
+from methods.reference.config import drafter_config, target_config
+from methods.reference.decode import SEEN_STEP, Decoder
+from methods.reference.drafter import Drafter
+from methods.reference.loading import Weights
+from methods.reference.target import Target
+
+COLLECTIVE_TIMEOUT_S = 600.0
+GRACE_S = 10.0  # for rank 0 to notice by itself that a worker is gone
+LOST = 70  # the exit status of a process that had to end without its ranks
+
+
+class Rank:
+    """One rank's share of the model, ready to decode."""
+
+    def __init__(self, spec: EngineSpec, dtype: str, methods: tuple[Method, ...], rank: int, port: int) -> None:
+        device = torch.device("cuda", rank) if spec.device == "cuda" else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self.group = parallel.join(rank, spec.tp, port, device, COLLECTIVE_TIMEOUT_S)
+        self.weights_bytes = 0
+        self._decoder = self._load(spec, getattr(torch, dtype), methods, device)
+
+    def _load(self, spec: EngineSpec, dtype: torch.dtype, methods: tuple[Method, ...], device: torch.device) -> Decoder:
+        seed = spec.seed if spec.model.weights == "random" else None
+        folder = resolve(spec.model.target)
+        uses_drafter = any(method.uses_drafter for method in methods)
+        draft_folder = resolve(spec.model.drafter) if uses_drafter else None
+        draft_config = drafter_config(draft_folder) if draft_folder else None
+        block = draft_config.block_size if draft_config else 1
+        slots = parallel.up(spec.max_length + max([block, *(m.width(block) for m in methods)]), SEEN_STEP)
+        weights = Weights(folder, self.group, device, dtype, seed)
+        target, drafter = Target(target_config(folder), weights, slots), None
+        self.weights_bytes = weights.bytes
+        if draft_folder and draft_config:
+            weights = Weights(draft_folder, self.group, device, dtype, seed)
+            drafter = Drafter(draft_config, weights, slots)
+            self.weights_bytes += weights.bytes
+        with torch.inference_mode():
+            return Decoder(target, drafter)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._decoder, name)(*args, **kwargs)
+
+    def leave(self) -> None:
+        parallel.leave(self.group)
+
+
+class Ranks:
+    """All ranks, driven from rank 0.
+
+    Raises:
+        RuntimeError: a worker could not start or has died; the message holds its reason.
+    """
+
+    def __init__(self, spec: EngineSpec, dtype: str, methods: tuple[Method, ...]) -> None:
+        parallel.use_threads(spec.tp)
+        port = _free_port() if spec.tp > 1 else 0
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        context = multiprocessing.get_context("spawn")
+        for rank in range(1, spec.tp):
+            ours, theirs = context.Pipe()
+            worker = context.Process(
+                target=_work, args=(spec, dtype, methods, rank, port, theirs), name=f"rank-{rank}", daemon=True
+            )
+            worker.start()
+            theirs.close()
+            self._workers.append((worker, ours))
+        self._closing = threading.Event()
+        if self._workers:
+            threading.Thread(target=self._watch, daemon=True).start()
+        self._rank: Rank | None = None
+        try:
+            self._rank = self._guard(lambda: Rank(spec, dtype, methods, 0, port))
+            loaded = [self._rank.weights_bytes] + [self._guard(pipe.recv) for _, pipe in self._workers]
+        except BaseException:
+            self.close()
+            raise
+        self.facts: dict[str, str | int | float] = {f"weights_bytes_rank{i}": size for i, size in enumerate(loaded)}
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a decoder's method on every rank; rank 0's answer is returned."""
+        for _, pipe in self._workers:
+            self._guard(lambda pipe=pipe: pipe.send((name, args, kwargs)))
+        rank = self._rank
+        assert rank is not None
+        return self._guard(lambda: rank.call(name, *args, **kwargs))
+
+    def close(self) -> None:
+        """End the workers through a barrier, and by force where that fails."""
+        self._closing.set()
+        for _, pipe in self._workers:
+            with suppress(OSError):
+                pipe.send(None)
+        with suppress(Exception):
+            if self._rank is not None:
+                self._rank.leave()
+        for worker, pipe in self._workers:
+            worker.join(GRACE_S if self._rank is not None else 0)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+            pipe.close()
+        self._workers = []
+
+    def _guard(self, action: Any) -> Any:
+        """Run `action`; if it fails because a worker is gone, say why the worker went."""
+        try:
+            return action()
+        except Exception as error:
+            if reason := self._reason():
+                raise RuntimeError(reason) from error
+            raise
+
+    def _reason(self) -> str | None:
+        for rank, (worker, pipe) in enumerate(self._workers, start=1):
+            with suppress(OSError, EOFError):
+                while pipe.poll(0.5):
+                    message = pipe.recv()
+                    if isinstance(message, str):
+                        return f"rank {rank} failed: {message}"
+            worker.join(0.5)
+            if worker.exitcode is not None:
+                return f"rank {rank} ended with status {worker.exitcode}"
+        return None
+
+    def _watch(self) -> None:
+        """Rank 0 may hang in a collective whose partner died: then end this process, with the reason."""
+        gone = wait([worker.sentinel for worker, _ in self._workers])
+        if self._closing.wait(GRACE_S):
+            return
+        lost = [worker.name for worker, _ in self._workers if worker.sentinel in gone]
+        print(f"{', '.join(lost)} ended and the other ranks cannot go on", file=sys.stderr, flush=True)
+        os._exit(LOST)
+
+
+def _work(spec: EngineSpec, dtype: str, methods: tuple[Method, ...], rank: int, port: int, pipe: Connection) -> None:
+    """A worker's life: load, then repeat rank 0's calls until told to stop or left alone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    try:
+        parallel.use_threads(spec.tp)
+        own = Rank(spec, dtype, methods, rank, port)
+        pipe.send(own.weights_bytes)
+        while (order := pipe.recv()) is not None:
+            name, args, kwargs = order
+            own.call(name, *args, **kwargs)
+        own.leave()
+    except Exception as error:
+        traceback.print_exc()
+        with suppress(OSError):
+            pipe.send(f"{type(error).__name__}: {error}")
+        os._exit(LOST)
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(LOST)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

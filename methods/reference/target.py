@@ -1,0 +1,88 @@
+"""The target: a decoder-only transformer that reads n rows at the end of its cache in one pass.
+
+One function serves prefill (rows are a chain), autoregressive decoding (one row) and verification (rows are a
+tree): they differ only in which rows see which. No value is read on the host, and shapes depend on n and on the
+number of slots seen alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.reference.attention import Attention, Cache, GatedMLP, Rotary, View, additive, visible
+from methods.reference.config import TransformerConfig
+from methods.reference.loading import Weights
+from methods.reference.parallel import Vocabulary
+
+
+class Layer:
+    """Pre-norm residual block: a mixer, then an MLP. Both return parts that are summed over ranks."""
+
+    def __init__(self, config: TransformerConfig, weights: Weights, prefix: str) -> None:
+        self._eps, self._shape, self._group = config.eps, (config.hidden,), weights.group
+        self._mixer_norm = weights.tensor(f"{prefix}.input_layernorm.weight", self._shape)
+        self.mixer = Attention(config, weights, f"{prefix}.self_attn")
+        self._mlp_norm = weights.tensor(f"{prefix}.post_attention_layernorm.weight", self._shape)
+        self._mlp = GatedMLP(config, weights, f"{prefix}.mlp")
+
+    def __call__(self, x_nh: Tensor, view: View, cache_kv: Tensor) -> Tensor:
+        mixed = self.mixer(F.rms_norm(x_nh, self._shape, self._mixer_norm, self._eps), view, cache_kv)
+        x_nh = x_nh + self._group.sum(mixed)
+        return x_nh + self._group.sum(self._mlp(F.rms_norm(x_nh, self._shape, self._mlp_norm, self._eps)))
+
+
+class Target:
+    """A target on one rank: embedding, layers, head and cache."""
+
+    def __init__(self, config: TransformerConfig, weights: Weights, slots: int) -> None:
+        self.config, self.group, self.device, self.dtype = config, weights.group, weights.device, weights.dtype
+        self.vocabulary = Vocabulary(config.vocabulary, weights.group)
+        shape, rows = (config.vocabulary, config.hidden), self.vocabulary.rows
+        self._embedding = weights.rows("model.embed_tokens.weight", shape, rows)
+        self._layers = [Layer(config, weights, f"model.layers.{i}") for i in range(config.layers)]
+        self._norm = weights.tensor("model.norm.weight", (config.hidden,))
+        self._head = self._embedding if config.tied else weights.rows("lm_head.weight", shape, rows)
+        self.cache = Cache(config, slots, weights.group, weights.device, weights.dtype)
+        self._rotary = Rotary(config.rope, config.head_dim, slots, weights.device, weights.dtype)
+        padding = self.vocabulary.ids(weights.device) >= config.vocabulary
+        self._padding = padding if config.vocabulary < rows.stop else None
+
+    def embed(self, tokens_n: Tensor) -> Tensor:
+        """Token embeddings [n, hidden], whole on every rank."""
+        first = self.vocabulary.rows.start
+        local = tokens_n - first
+        here = (local >= 0) & (local < len(self._embedding))
+        found = F.embedding(torch.where(here, local, 0), self._embedding)
+        return self.group.sum(found * here[:, None]) if self.group.size > 1 else found
+
+    def view(self, start: Tensor, depths_n: Tensor, visible_nn: Tensor, seen: int) -> View:
+        """Rows at slots start … start + n − 1 and positions start + depth. `start` is a 0-dim int64."""
+        slots_n = start + torch.arange(len(depths_n), device=self.device)
+        mask_ns = additive(visible(start, visible_nn, seen), self.dtype)
+        return View(self._rotary.at(start + depths_n), slots_n, mask_ns)
+
+    def forward(self, tokens_n: Tensor, view: View, features: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+        """Run the layers over n rows, writing their keys and values at the view's slots.
+
+        Args:
+            features: the layers whose outputs the drafter reads, concatenated.
+
+        Returns:
+            The final-normed hidden states [n, hidden], and the features [n, len(features) · hidden] or None.
+        """
+        x_nh, kept = self.embed(tokens_n), {}
+        for index, layer in enumerate(self._layers):
+            x_nh = layer(x_nh, view, self.cache.data[index])
+            if index in features:
+                kept[index] = x_nh
+        gathered = torch.cat([kept[index] for index in features], dim=-1) if features else None
+        return F.rms_norm(x_nh, (self.config.hidden,), self._norm, self.config.eps), gathered
+
+    def logits(self, hidden_nh: Tensor) -> Tensor:
+        """This rank's logits, [n, padded vocabulary / tp], in the model's dtype; padding is −inf."""
+        logits = F.linear(hidden_nh, self._head)
+        return logits if self._padding is None else logits.masked_fill_(self._padding, -torch.inf)
