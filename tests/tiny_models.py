@@ -53,7 +53,7 @@ def save_target(folder: Path, family: str = "qwen3", seed: int = 0, shards: str 
     return folder
 
 
-def drafter_raw_config(layer_types: list[str], window: int | None = None, **dflash) -> dict:
+def drafter_raw_config(layer_types: list[str], window: int | None = None, **changes) -> dict:
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -68,7 +68,8 @@ def drafter_raw_config(layer_types: list[str], window: int | None = None, **dfla
         "rope_theta": 10000.0,
         "attention_bias": False,
         "block_size": 8,
-        "dflash_config": {"mask_token_id": 202, "target_layer_ids": [0, 2], **dflash},
+        "dflash_config": {"mask_token_id": 202, "target_layer_ids": [0, 2]},
+        **changes,
     }
 
 
@@ -103,9 +104,16 @@ def drafter_tensors(config: dict, seed: int = 1) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def save_drafter(folder: Path, layer_types: list[str] | None = None, window: int | None = None, **dflash) -> Path:
-    config = drafter_raw_config(layer_types or ["full_attention"] * 2, window, **dflash)
+def save_drafter(folder: Path, layer_types: list[str] | None = None, window: int | None = None, **changes) -> Path:
+    config = drafter_raw_config(layer_types or ["full_attention"] * 2, window, **changes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(drafter_tensors(config), folder / "model.safetensors")
     return folder
+
+
+DRAFTER_KINDS: dict[str, dict] = {
+    "full": {"layer_types": ["full_attention"] * 2},
+    "mixed": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "window": 9},
+    "mixed_both_ways": {"layer_types": ["sliding_attention", "full_attention"], "window": 5, "is_causal": False},
+}

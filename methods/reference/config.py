@@ -181,7 +181,7 @@ def check_pair(target: TransformerConfig, drafter: DrafterConfig) -> None:
 
 def _transformer(raw: dict[str, Any], folder: Path) -> TransformerConfig:
     needed = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    if missing := [name for name in needed if name not in raw]:
+    if missing := [name for name in needed if raw.get(name) is None]:
         raise Refusal(f"{folder / 'config.json'} does not say {missing[0]}.")
     if raw.get("hidden_act", "silu") != "silu":
         raise Refusal(f"activation {raw['hidden_act']!r} ({folder}) is not supported: silu is.")

@@ -99,8 +99,11 @@ def join(rank: int, size: int, port: int, device: torch.device, timeout_s: float
 
 def leave(group: Group) -> None:
     """Leave the group together: nobody closes a connection another still reads from."""
-    if group.size > 1 and dist.is_initialized():
-        dist.barrier()
+    if not dist.is_initialized():
+        return
+    try:
+        group.barrier()
+    finally:
         dist.destroy_process_group()
 
 

@@ -61,9 +61,6 @@ class Rank:
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._decoder, name)(*args, **kwargs)
 
-    def leave(self) -> None:
-        parallel.leave(self.group)
-
 
 class Ranks:
     """All ranks, driven from rank 0.
@@ -112,8 +109,7 @@ class Ranks:
             with suppress(OSError):
                 pipe.send(None)
         with suppress(Exception):
-            if self._rank is not None:
-                self._rank.leave()
+            parallel.leave(self._rank.group if self._rank else parallel.Group())
         for worker, pipe in self._workers:
             worker.join(GRACE_S if self._rank is not None else 0)
             if worker.is_alive():
@@ -165,7 +161,7 @@ def _work(spec: EngineSpec, dtype: str, methods: tuple[Method, ...], rank: int, 
         while (order := pipe.recv()) is not None:
             name, args, kwargs = order
             own.call(name, *args, **kwargs)
-        own.leave()
+        parallel.leave(own.group)
     except Exception as error:
         traceback.print_exc()
         with suppress(OSError):
