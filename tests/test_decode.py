@@ -13,7 +13,8 @@ from methods.autoregressive import Autoregressive
 from methods.base import Method, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
-from methods.reference import decode, sampling
+from methods.reference import decode, sampling, tree
+from methods.reference.attention import Cache
 from methods.reference.config import drafter_config, target_config
 from methods.reference.decode import Decoder
 from methods.reference.drafter import Drafter
@@ -233,3 +234,39 @@ def test_the_distribution_test_sees_a_wrong_verifier(small_vocabulary, monkeypat
 
     monkeypatch.setattr(sampling, "choose", wrong)
     assert joint_p_value(small_vocabulary, DDTree(16)) < 1e-6
+
+
+def siblings_in_sight(monkeypatch):
+    """The tree read as a flat text: every row sees all rows before it."""
+    right = tree.visibility
+    monkeypatch.setattr(tree, "visibility", lambda parents_n, limit: torch.ones_like(right(parents_n, limit)).tril())
+
+
+def positions_by_row(monkeypatch):
+    right = Target.view
+
+    def wrong(self, start, depths_n, visible_nn, seen):
+        return right(self, start, torch.arange(len(depths_n)), visible_nn, seen)
+
+    monkeypatch.setattr(Target, "view", wrong)
+
+
+def commit_the_wrong_rows(monkeypatch):
+    right = Cache.move
+    monkeypatch.setattr(
+        Cache, "move", lambda self, source, target: right(self, (source + 1).clamp_max(self.slots - 1), target)
+    )
+
+
+@pytest.mark.parametrize("plant", [siblings_in_sight, positions_by_row, commit_the_wrong_rows])
+def test_the_gate_catches_faults_on_the_accepted_path(decoder, monkeypatch, plant):
+    request = Request("fault", prompt(20, 5), 64, sampling=Sampling(1.0))
+    expected = autoregressive(decoder, request).output_ids
+    with monkeypatch.context() as patch:
+        plant(patch)
+        generation = decoder.generate(DDTree(16), request)
+    assert generation.output_ids != expected
+    score = decoder.score(request, generation.output_ids, 1e-3)
+    assert score.true_violations(1e-3) > 0
+    pairs = enumerate(zip(generation.output_ids, expected, strict=False))
+    assert score.first_divergence == next(i for i, (mine, theirs) in pairs if mine != theirs)

@@ -67,14 +67,15 @@ def equal(one: tree.Tree, other: tree.Tree) -> bool:
 def test_build_is_the_best_prefixes_in_order(candidates, budget):
     k = min(budget, candidates.ids_lk.shape[1])
     candidates = tree.Candidates(*(c[:, :k] for c in candidates))
-    built = tree.build(candidates, ROOT, budget)
-    assert rank_paths(built, candidates) == brute_force(candidates, budget)
+    for builder in (tree.build_by_heap, tree.build_by_depth):
+        built = builder(candidates, ROOT, budget)
+        assert rank_paths(built, candidates) == brute_force(candidates, budget)
 
 
 @given(candidate_sets(), st.integers(1, 90), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_builders_agree_bit_for_bit(candidates, budget, chain_seed):
-    built = tree.build(candidates, ROOT, budget, chain_seed=chain_seed)
+    built = tree.build_by_depth(candidates, ROOT, budget, chain_seed=chain_seed)
     assert equal(built, tree.build_by_heap(candidates, ROOT, budget, chain_seed=chain_seed))
     assert len(built.tokens_n) == 1 + budget
     tree.check(built)
@@ -89,7 +90,7 @@ def test_builders_agree_at_real_sizes(budget, step):
     ordered = log_probs.sort(dim=-1, descending=True, stable=True)
     candidates = tree.Candidates(ordered.values[:, :budget].contiguous(), ordered.indices[:, :budget].contiguous())
     for chain_seed in (False, True):
-        built = tree.build(candidates, ROOT, budget, chain_seed=chain_seed)
+        built = tree.build_by_depth(candidates, ROOT, budget, chain_seed=chain_seed)
         assert equal(built, tree.build_by_heap(candidates, ROOT, budget, chain_seed=chain_seed))
 
 

@@ -6,8 +6,9 @@ best-scored prefixes (DDTree, arXiv 2604.12989, Proposition 2) in the order: hig
 earlier parent, then lower rank. Parents therefore come first, and the tree of budget b is the first b nodes of
 any larger one.
 
-Two builders agree bit for bit: `build_by_heap` reads as the definition; `build` does whole depths at a time with
-static shapes and no host control, so that it runs on any device and inside a CUDA graph.
+Two builders agree bit for bit: `build_by_heap` works on the host and reads as the definition; `build_by_depth` does
+whole depths at a time with static shapes and no host control, so that it runs on any device and inside a CUDA graph.
+`build` takes the one that is faster where the candidates are.
 
 Shape letters: n rows of the tree (1 + budget), l draft positions, k candidates per position.
 """
@@ -90,10 +91,7 @@ def _pairs(parents: int, ranks: int, budget: int, device: torch.device) -> tuple
 
 
 def build(candidates: Candidates, root: Tensor, budget: int, *, chain_seed: bool = False) -> Tree:
-    """The best-first tree, depth by depth with static shapes.
-
-    At each depth the at most `budget` best nodes are kept in order: a stable sort over pairs listed by
-    (parent, rank) breaks ties as the order asks. One more stable sort merges the depths.
+    """The best-first tree of `budget` nodes.
 
     Args:
         candidates: [l, k] with k = min(budget, vocabulary).
@@ -101,6 +99,16 @@ def build(candidates: Candidates, root: Tensor, budget: int, *, chain_seed: bool
         budget: the number of non-root nodes, at least 1.
         chain_seed: take the top-1 chain first, then best-first: the order keeps a full-depth spine at small
             budgets.
+    """
+    builder = build_by_heap if root.device.type == "cpu" else build_by_depth
+    return builder(candidates, root, budget, chain_seed=chain_seed)
+
+
+def build_by_depth(candidates: Candidates, root: Tensor, budget: int, *, chain_seed: bool = False) -> Tree:
+    """`build` with static shapes and no host control.
+
+    At each depth the at most `budget` best nodes are kept in order: a stable sort over pairs listed by
+    (parent, rank) breaks ties as the order asks. One more stable sort merges the depths.
     """
     log_probs_lk, ids_lk = candidates
     device = ids_lk.device
@@ -147,7 +155,7 @@ def _pad(tree: Tree, width: int) -> Tree:
 
 
 def build_by_heap(candidates: Candidates, root: Tensor, budget: int, *, chain_seed: bool = False) -> Tree:
-    """The same tree as `build`, by a heap on the host: the definition, and the judge of faster builders.
+    """`build` by a heap on the host: the definition, and the judge of other builders.
 
     For every node taken the heap holds its next sibling and its first child; both come later in the order.
     """

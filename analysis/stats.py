@@ -1,0 +1,211 @@
+"""The statistics: acceptance in its several words, and paired speed-ups with their intervals.
+
+A speed-up compares an arm's request with the baseline's request of the same sitting, prompt, turn and repeat. The
+prompt is the unit: repeats and turns are averaged within it, so that asking again never narrows an interval
+falsely, and the bootstrap draws prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.records import BASELINE
+
+CELL = ["results", "cell_id"]
+ASKED = ["prompt_id", "turn", "repeat"]
+RESAMPLES = 10_000
+STUDENTISED_BELOW = 30
+_STUDENT_T_975 = {2: 12.7062, 3: 4.3027}  # by prompts: so few have hardly any resamples
+_BLOCK = 20_000_000  # numbers drawn at a time
+_NORMAL = NormalDist()
+
+Floats = NDArray[np.float64]
+Table = pd.DataFrame | Mapping[str, Floats]  # a frame, or its columns as arrays
+
+
+class Interval(NamedTuple):
+    """An estimate over `n` prompts and its 95 % interval; NaN where there is none."""
+
+    point: float
+    low: float
+    high: float
+    n: int
+
+
+def acceptance_length(requests: Table) -> float:
+    """τ, pooled: 1 + Σ accepted / Σ rounds over uncut rounds. NaN without such a round."""
+    rounds = requests["uncut_rounds"].sum()
+    return 1 + float(requests["accepted_uncut_sum"].sum() / rounds) if rounds else math.nan
+
+
+def acceptance_length_per_request(requests: Table) -> float:
+    """The mean over requests of their own acceptance lengths; requests without an uncut round are left out."""
+    some = requests["uncut_rounds"] > 0
+    own = requests["accepted_uncut_sum"][some] / requests["uncut_rounds"][some]
+    return 1 + float(own.mean()) if len(own) else math.nan
+
+
+def tokens_per_round(requests: Table) -> float:
+    """Σ emitted / Σ rounds over all rounds, cut ones too; each request's first token comes before its rounds."""
+    rounds = requests["n_rounds"].sum()
+    return float((requests["n_output"] - 1).sum() / rounds) if rounds else math.nan
+
+
+def acceptance_by_depth(rounds: pd.DataFrame) -> pd.DataFrame:
+    """How deep uncut rounds reach: one row a depth from 1 to the deepest accepted.
+
+    Columns: `depth`; `rounds` that accepted at least so many; `marginal`, their share of all rounds, so that
+    1 + Σ marginal is the acceptance length; `conditional`, their share of those that reached the depth before.
+    """
+    counts = _accepted_counts(rounds)
+    reached = counts[::-1].cumsum()[::-1]
+    depths = np.arange(1, len(reached))
+    return pd.DataFrame(
+        {
+            "depth": depths,
+            "rounds": reached[1:],
+            "marginal": reached[1:] / max(int(reached[0]), 1),
+            "conditional": reached[1:] / reached[:-1],
+        }
+    )
+
+
+def acceptance_histogram(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Uncut rounds by what they accepted: columns `accepted` (from 0), `rounds` and `share`."""
+    counts = _accepted_counts(rounds)
+    shares = counts / max(int(counts.sum()), 1)
+    return pd.DataFrame({"accepted": np.arange(len(counts)), "rounds": counts, "share": shares})
+
+
+def _accepted_counts(rounds: pd.DataFrame) -> NDArray[np.int64]:
+    accepted = rounds.loc[rounds["cut"] == "", "accepted"].to_numpy(dtype=np.int64)
+    return np.bincount(accepted, minlength=1).astype(np.int64)
+
+
+def one_each(requests: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
+    """Timed requests, one for each arm, prompt, turn and repeat: what an uninterrupted run would have left.
+
+    A cell that was taken up again has asked the baseline some prompts twice, once a sitting. Kept is the first
+    answer whose sitting also holds the baseline's; without one, the first.
+    """
+    timed = requests[requests["phase"] == "timed"]
+    keys = [*CELL, "sitting", *ASKED]
+    answered = pd.MultiIndex.from_frame(timed.loc[timed["arm"] == baseline, keys])
+    alone = ~pd.MultiIndex.from_frame(timed[keys]).isin(answered)
+    order = timed.assign(_alone=alone).sort_values(["_alone", "sitting"], kind="stable")
+    return order.drop_duplicates([*CELL, "arm", *ASKED]).drop(columns="_alone").sort_index()
+
+
+def pair(requests: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
+    """Every request of `one_each` beside the baseline's of the same sitting, prompt, turn and repeat.
+
+    The baseline's times stand in `tpot_baseline_s` and `e2e_baseline_s`, the natural logarithms of the ratios
+    (above 0: faster than the baseline) in `log_speedup` and `log_speedup_e2e`. Requests without a partner are left
+    out; a ratio of times that are not both above 0 is NaN.
+    """
+    timed = requests[requests["phase"] == "timed"]
+    keys = [*CELL, "sitting", *ASKED]
+    partner = timed.loc[timed["arm"] == baseline, [*keys, "tpot_s", "e2e_s"]]
+    partner = partner.rename(columns={"tpot_s": "tpot_baseline_s", "e2e_s": "e2e_baseline_s"})
+    pairs = one_each(requests, baseline).merge(partner, on=keys, how="inner", validate="many_to_one")
+    pairs["log_speedup"] = _log_ratio(pairs["tpot_baseline_s"], pairs["tpot_s"])
+    pairs["log_speedup_e2e"] = _log_ratio(pairs["e2e_baseline_s"], pairs["e2e_s"])
+    return pairs
+
+
+def _log_ratio(above: pd.Series[float], below: pd.Series[float]) -> pd.Series[float]:
+    sound = (above > 0) & (below > 0)
+    return (above.where(sound) / below.where(sound)).map(math.log, na_action="ignore")
+
+
+def speedup(pairs: Table, column: str = "log_speedup") -> Interval:
+    """The geometric mean over prompts of one arm's speed-up, with its interval; `pairs` as from `pair`."""
+    ratios = np.asarray(pairs[column], dtype=np.float64)
+    there = ~np.isnan(ratios)
+    prompts = pd.factorize(np.asarray(pairs["prompt_id"])[there], sort=True)[0]
+    by_prompt = np.bincount(prompts, ratios[there]) / np.maximum(np.bincount(prompts), 1)
+    point, low, high, n = bootstrap_ci(by_prompt)
+    return Interval(math.exp(point), math.exp(low), math.exp(high), n)
+
+
+def ratio_of_means(pairs: Table) -> float:
+    """The baseline's mean TPOT over the arm's: long and slow prompts count for more than in `speedup`."""
+    both = ~np.isnan(np.asarray(pairs["log_speedup"], dtype=np.float64))
+    return float(pairs["tpot_baseline_s"][both].mean() / pairs["tpot_s"][both].mean()) if both.any() else math.nan
+
+
+def bootstrap_ci(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """The mean of a sample and its 95 % bootstrap interval; NaN values are left out.
+
+    Below 30 values the interval is studentised (bootstrap-t), since percentiles are too narrow there; from 30 it
+    is bias-corrected and accelerated (BCa). Two or three values have Student's t interval, one has none. The
+    resamples are the same for samples of equal size, so intervals do not depend on the order of the calls.
+
+    Sources: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 12 and 14.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    sample = sample[~np.isnan(sample)]
+    n = len(sample)
+    if n < 2:
+        return Interval(float(sample[0]) if n else math.nan, math.nan, math.nan, n)
+    mean = float(sample.mean())
+    centred = sample - mean
+    spread = float(centred.std())
+    if spread <= 1e-12 * max(1.0, abs(mean)):
+        return Interval(mean, mean, mean, n)
+    if n in _STUDENT_T_975:
+        reach = _STUDENT_T_975[n] * spread / math.sqrt(n - 1)
+        return Interval(mean, mean - reach, mean + reach, n)
+    scaled = centred / spread
+    powers = np.stack([scaled, scaled**2], axis=1)
+    moments = _resampled(powers, resamples, seed)
+    low, high = _studentised(moments) if n < STUDENTISED_BELOW else _bca(scaled, moments[:, 0])
+    return Interval(mean, mean + spread * low, mean + spread * high, n)
+
+
+def _studentised(moments: Floats) -> tuple[float, float]:
+    """The interval of a sample of mean 0 and spread 1, from quantiles of resampled mean / resampled error."""
+    means = moments[:, 0]
+    variances = np.maximum(moments[:, 1] - means**2, 0)
+    usable = variances > 1e-6  # a resample of one value only has no error to divide by
+    ratios = means[usable] / np.sqrt(variances[usable])
+    below, above = np.quantile(ratios, [0.025, 0.975])
+    return -float(above), -float(below)
+
+
+def _bca(sample: Floats, means: Floats) -> tuple[float, float]:
+    """The bias-corrected and accelerated interval of a sample of mean 0, from its resampled means."""
+    below = (np.count_nonzero(means < 0) + 0.5) / (len(means) + 1)
+    bias = _NORMAL.inv_cdf(below)
+    acceleration = float((sample**3).sum() / (6 * (sample**2).sum() ** 1.5))
+    levels = []
+    for z in (_NORMAL.inv_cdf(0.025), _NORMAL.inv_cdf(0.975)):
+        levels.append(_NORMAL.cdf(bias + (bias + z) / (1 - acceleration * (bias + z))))
+    low, high = np.quantile(means, levels)
+    return float(low), float(high)
+
+
+def _resampled(columns: Floats, resamples: int, seed: int) -> Floats:
+    """The means of resampled rows: [n, k] → [resamples, k]."""
+    n = len(columns)
+    single, rows = columns.astype(np.float32), max(1, _BLOCK // n)
+    blocks = [
+        _counts(n, min(rows, resamples - start), (seed, start)) @ single / n for start in range(0, resamples, rows)
+    ]
+    return np.concatenate(blocks).astype(np.float64)
+
+
+@lru_cache(maxsize=4)
+def _counts(n: int, resamples: int, seed: tuple[int, int]) -> NDArray[np.float32]:
+    """How often each of n values is drawn in each resample, [resamples, n]."""
+    drawn = np.random.default_rng([n, *seed]).integers(0, n, size=(resamples, n), dtype=np.int64)
+    drawn += np.arange(resamples)[:, None] * n
+    return np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float32)
