@@ -87,7 +87,9 @@ class Stages:
 class Generation:
     """One answered request. Times are in seconds; `decode_s` covers every token after the first.
 
-    `tree_checksum` is a running checksum of every tree the request was verified with, equal on all ranks.
+    `tree_checksum` is a running checksum of every tree the request was verified with, equal on all ranks (0 where
+    there is one rank). `peak_mem_bytes` is the most device memory in use during the request on a GPU, else the
+    process's peak so far; of rank 0.
     """
 
     output_ids: tuple[int, ...]
@@ -97,6 +99,7 @@ class Generation:
     decode_s: float
     tree_checksum: int = 0
     stages: Stages | None = None
+    peak_mem_bytes: int | None = None
 
     def __post_init__(self) -> None:
         emitted = sum(r.emitted for r in self.rounds)

@@ -12,21 +12,30 @@ from methods.base import Refusal
 
 BUILTIN = "builtin:"
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+LIGHT = ("*.json", "*.jinja", "*.txt", "*.model")
+PATTERNS = (*LIGHT, "*.safetensors")
 
 
-def resolve(reference: str) -> Path:
+def is_hub_id(reference: str) -> bool:
+    """Whether a reference names a hub repository rather than a folder."""
+    local = reference.startswith((BUILTIN, "/", ".", "~")) or reference.count("/") != 1
+    return not local and not Path(reference).exists()
+
+
+def resolve(reference: str, *, weights: bool = True) -> Path:
     """The local folder of `builtin:NAME/target`, of a path, or of a hub id (downloaded when it is not cached).
+
+    Without `weights` only configs and tokenizer are fetched from the hub.
 
     Raises:
         Refusal: there is no such folder, or the hub cannot give it.
     """
     if reference.startswith(BUILTIN):
         folder = CHECKPOINTS / reference.removeprefix(BUILTIN)
-    elif Path(reference).expanduser().exists() or reference.startswith(("/", ".", "~")) or reference.count("/") != 1:
-        folder = Path(reference).expanduser()
+    elif is_hub_id(reference):
+        folder = _from_hub(reference, PATTERNS if weights else LIGHT)
     else:
-        folder = _from_hub(reference)
+        folder = Path(reference).expanduser()
     if not (folder / "config.json").is_file():
         raise Refusal(
             f"{reference!r} is not a model: {folder} has no config.json; a Hugging Face folder or id is needed."
@@ -34,11 +43,11 @@ def resolve(reference: str) -> Path:
     return folder
 
 
-def _from_hub(repository: str) -> Path:
+def _from_hub(repository: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(PATTERNS)))
+        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
     except Exception as error:  # every client and network error means the same to the user
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Refusal(

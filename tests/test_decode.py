@@ -13,7 +13,7 @@ from methods.autoregressive import Autoregressive
 from methods.base import Method, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
-from methods.reference import decode, sampling, tree
+from methods.reference import decode, sampling
 from methods.reference.attention import Cache
 from methods.reference.config import drafter_config, target_config
 from methods.reference.decode import Decoder
@@ -238,8 +238,12 @@ def test_the_distribution_test_sees_a_wrong_verifier(small_vocabulary, monkeypat
 
 def siblings_in_sight(monkeypatch):
     """The tree read as a flat text: every row sees all rows before it."""
-    right = tree.visibility
-    monkeypatch.setattr(tree, "visibility", lambda parents_n, limit: torch.ones_like(right(parents_n, limit)).tril())
+    right = Target.view
+
+    def wrong(self, start, depths_n, visible_nn, seen):
+        return right(self, start, depths_n, torch.ones_like(visible_nn).tril(), seen)
+
+    monkeypatch.setattr(Target, "view", wrong)
 
 
 def positions_by_row(monkeypatch):
@@ -260,7 +264,7 @@ def commit_the_wrong_rows(monkeypatch):
 
 @pytest.mark.parametrize("plant", [siblings_in_sight, positions_by_row, commit_the_wrong_rows])
 def test_the_gate_catches_faults_on_the_accepted_path(decoder, monkeypatch, plant):
-    request = Request("fault", prompt(20, 5), 64, sampling=Sampling(1.0))
+    request = Request("fault", prompt(20, 5), 64)
     expected = autoregressive(decoder, request).output_ids
     with monkeypatch.context() as patch:
         plant(patch)

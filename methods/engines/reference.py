@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from methods.base import Engine, EngineSpec, Generation, Method, Refusal, Request, Score
-from methods.locate import BUILTIN, fingerprint, resolve
+from methods.locate import BUILTIN, fingerprint, is_hub_id, resolve
 from methods.reference.config import TransformerConfig, check_pair, drafter_config, target_config
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class ReferenceEngine(Engine):
 
     @classmethod
     def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
-        target = target_config(resolve(spec.model.target))
+        folder = resolve(spec.model.target, weights=False)
+        target = target_config(folder)
         target.check_ranks(spec.tp, "target")
         if spec.dtype != "auto" and spec.dtype not in DTYPES:
             raise Refusal(f"dtype={spec.dtype} is not accepted: auto, {', '.join(DTYPES)} are.")
@@ -44,16 +45,13 @@ class ReferenceEngine(Engine):
                 f"{target.window}: fewer max_new_tokens or shorter prompts are needed."
             )
         if any(method.uses_drafter for method in methods):
-            drafter = drafter_config(resolve(spec.model.drafter))
+            drafter = drafter_config(resolve(spec.model.drafter, weights=False))
             check_pair(target, drafter)
             drafter.transformer.check_ranks(spec.tp, "drafter")
-        for folder in (
-            {resolve(spec.model.target), resolve(spec.model.drafter)} if spec.model.weights != "random" else ()
-        ):
-            if not any(folder.glob("*.safetensors")):
-                raise Refusal(
-                    f"{folder} holds no safetensors weights; model.weights=random runs the shape without them."
-                )
+        if spec.model.weights == "checkpoint":
+            for reference in (spec.model.target, spec.model.drafter):
+                if not is_hub_id(reference) and not any(resolve(reference).glob("*.safetensors")):
+                    raise Refusal(f"{reference} holds no safetensors weights; model.weights=random needs none.")
 
     def open(self, methods: Sequence[Method]) -> None:
         from methods.reference.ranks import Ranks

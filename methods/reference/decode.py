@@ -9,6 +9,7 @@ Shape letters: n rows of the verify pass, d depths 0 … the deepest a node can 
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,6 +69,8 @@ class Decoder:
         Prefill up to the first token is `ttft_s`. The rest is `decode_s`: it begins with the drafter's context of
         the whole prompt and ends with the round that emitted the last kept token.
         """
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         clock, stages = Clock(self.device), StageClock(self.device, profile)
         begin = clock.mark()
         state = self._prefill(method, request)
@@ -194,7 +197,13 @@ class Decoder:
             decode_s=clock.between(marks[0], marks[len(rounds)]),
             tree_checksum=int(state.checksum),
             stages=stages.total(),
+            peak_mem_bytes=self._peak_memory(),
         )
+
+    def _peak_memory(self) -> int:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _agree(self, checksum: Tensor) -> None:
         """Every rank has seen the same trees, or the result means nothing."""

@@ -1,0 +1,126 @@
+"""Cells and arms: what a command's jobs come to once those that only differ in the method are gathered.
+
+A cell's id is a hash of what the cell consumes; labels and the method stay out of it. An arm is identified by
+its method's class and settings, so that a budget asked of a method without one adds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal, cast
+
+from harness.targets import target_of
+from methods.autoregressive import Autoregressive
+from methods.base import EngineSpec, Method, ModelSpec, Refusal, Sampling, Weights
+
+BASELINE = Autoregressive()
+
+
+def digest(value: object, length: int = 12) -> str:
+    """A short hash of plain data: equal data, equal hash, on every machine."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+@dataclass(frozen=True)
+class CellSettings:
+    """Everything a cell consumes, and its labels `engine` and `model`, which name but do not distinguish."""
+
+    engine_target: str
+    target: str
+    drafter: str
+    weights: Weights
+    workload: str
+    workload_path: str | None
+    tp: int
+    concurrency: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    seed: int
+    repeats: int
+    device: Literal["cpu", "cuda"]
+    dtype: str
+    engine: str = field(compare=False)
+    model: str = field(compare=False)
+
+    @cached_property
+    def cell_id(self) -> str:
+        consumed = {name: value for name, value in asdict(self).items() if name not in ("engine", "model")}
+        return digest(consumed)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.seed)
+
+    def engine_spec(self, max_length: int) -> EngineSpec:
+        model = ModelSpec(self.model, self.target, self.drafter, self.weights)
+        return EngineSpec(model, self.tp, self.device, self.dtype, max_length, self.seed)
+
+    def __str__(self) -> str:
+        words = [self.model, self.workload, f"tp={self.tp}", f"T={self.temperature:g}", self.engine, self.device]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method with its settings."""
+
+    method: Method
+
+    @property
+    def name(self) -> str:
+        return self.method.arm
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What identifies the arm, as its YAML would say it; `asdict` since a setting may be nested."""
+        return {"_target_": target_of(self.method), **asdict(cast(Any, self.method))}
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.method == BASELINE
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the sweep and its arms: autoregressive decoding first, then as asked."""
+
+    settings: CellSettings
+    arms: tuple[Arm, ...]
+
+    @property
+    def cell_id(self) -> str:
+        return self.settings.cell_id
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        return tuple(arm.method for arm in self.arms)
+
+
+def gather(jobs: Iterable[tuple[CellSettings, Method]]) -> tuple[Cell, ...]:
+    """The cells behind the jobs, in the order asked, each with every arm once and AR always."""
+    cells: dict[CellSettings, dict[str, Arm]] = {}
+    for settings, method in jobs:
+        arms = cells.setdefault(settings, {BASELINE.arm: Arm(BASELINE)})
+        arm = Arm(method)
+        if not re.fullmatch(r"[\w.+-]+", arm.name):
+            raise Refusal(f"the arm name {arm.name!r} is not accepted: letters, digits and . _ + - are.")
+        known = arms.setdefault(arm.name, arm)
+        if known.settings != arm.settings:
+            raise Refusal(
+                f"two arms of one cell are both called {arm.name!r}: {known.settings} and {arm.settings}; "
+                "a method's `arm` has to name the settings that differ."
+            )
+    return tuple(Cell(settings, tuple(arms.values())) for settings, arms in cells.items())
+
+
+def command_hash(cells: Iterable[Cell]) -> str:
+    """Names a command's results folder: the same cells and arms in any order are the same command."""
+    return digest(sorted([cell.cell_id, *sorted(digest(arm.settings) for arm in cell.arms)] for cell in cells))

@@ -1,0 +1,215 @@
+"""The typed settings of a command: their schema for Hydra, and the way from a composed config to plain data.
+
+No DictConfig leaves this module. A setting that is out of range is refused here, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from harness.cells import CellSettings
+from harness.machine import choose_device
+from harness.targets import TYPE_WORDS, build_method, inexact, load_class
+from harness.tracker import Tracker
+from methods.base import Engine, Method, Refusal, Sampling, Weights
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class TargetConfig:
+    """A group option that only names a class."""
+
+    _target_: str = MISSING
+
+
+@dataclass
+class ModelConfig:
+    """A target and its drafter: folders, hub ids, or `builtin:` names."""
+
+    name: str = MISSING
+    target: str = MISSING
+    drafter: str = MISSING
+    weights: str = MISSING
+
+
+@dataclass
+class WorkloadConfig:
+    """What is asked, and how often and how long unless the command says otherwise."""
+
+    name: str = MISSING
+    path: str | None = None
+    repeats: int = MISSING
+    max_new_tokens: int = MISSING
+
+
+@dataclass
+class CommandConfig:
+    """The top level of conf/config.yaml, where the defaults and their comments are."""
+
+    method: dict[str, Any] = field(default_factory=dict)
+    engine: TargetConfig = field(default_factory=TargetConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    tracker: TargetConfig = field(default_factory=TargetConfig)
+    budget: int = MISSING
+    tp: int = MISSING
+    concurrency: int = MISSING
+    temperature: float = MISSING
+    top_p: float = MISSING
+    top_k: int = MISSING
+    max_new_tokens: int = MISSING
+    seed: int = MISSING
+    repeats: int = MISSING
+    device: str = MISSING
+    dtype: str = MISSING
+    results_dir: str | None = None
+    timeout_s: float = MISSING
+    dry_run: bool = MISSING
+    retry_failed: bool = MISSING
+    overwrite: bool = MISSING
+
+
+@dataclass(frozen=True)
+class Command:
+    """What holds for a whole command, whatever it sweeps over."""
+
+    results_dir: str | None
+    timeout_s: float
+    dry_run: bool
+    retry_failed: bool
+    overwrite: bool
+    tracker: type[Tracker]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One composed point of a command: a cell, a method for it, and the command it came from."""
+
+    cell: CellSettings
+    method: Method
+    command: Command
+
+
+def leaves(schema: type = CommandConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar setting's dotted name and type."""
+    for name, kind in get_type_hints(schema).items():
+        if dataclasses.is_dataclass(kind):
+            yield from leaves(cast(type, kind), f"{prefix}{name}.")
+        else:
+            yield prefix + name, kind
+
+
+@cache
+def scratch() -> str:
+    """Where Hydra writes until results_dir is known; gone at exit unless moved there."""
+    folder = tempfile.mkdtemp(prefix="harness-hydra-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def register() -> None:
+    """Make the schema and the `scratch` resolver known to Hydra; to be called before composing."""
+    ConfigStore.instance().store(name="schema", node=CommandConfig)
+    OmegaConf.register_new_resolver("scratch", scratch, replace=True)
+
+
+def job_from(config: DictConfig, overrides: Sequence[str] = ()) -> Job:
+    """The job a composed config describes. `overrides` are its command-line words."""
+    _refuse_words(overrides)
+    for name in sorted(OmegaConf.missing_keys(config)):
+        raise Refusal(f"{name} is missing: the options chosen leave it to the command line.")
+    plain = OmegaConf.to_object(config)
+    assert isinstance(plain, CommandConfig)
+    _refuse_additions(plain)
+    _refuse_out_of_range(plain)
+    return Job(_cell_settings(plain), build_method(plain.method), _command(plain))
+
+
+def _refuse_words(overrides: Sequence[str]) -> None:
+    """What OmegaConf would accept and should not: a number as a truth value, a setting taken away."""
+    kinds = dict(leaves())
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if override.is_delete():
+            raise Refusal(f"{override.input_line} is not accepted: a setting can be set, not removed.")
+        value, kind = override.value(), kinds.get(override.key_or_group)
+        if kind is not None and inexact(kind, value):
+            raise Refusal(f"{override.key_or_group}={value} is not accepted: {TYPE_WORDS[kind]} is.")
+
+
+def _refuse_additions(plain: Any, prefix: str = "") -> None:
+    """`+name=value` adds to any config; here nothing would read it."""
+    known = [f.name for f in dataclasses.fields(plain)]
+    for name, value in vars(plain).items():
+        if name not in known:
+            raise Refusal(f"{prefix}{name}={value} is not accepted: there is no such setting.")
+        if dataclasses.is_dataclass(value):
+            _refuse_additions(value, f"{prefix}{name}.")
+
+
+def _refuse_out_of_range(plain: CommandConfig) -> None:
+    for name in ("budget", "tp", "max_new_tokens", "repeats"):
+        value = getattr(plain, name)
+        if value < 1:
+            raise Refusal(f"{name}={value} is not accepted: an integer of at least 1 is.")
+    if plain.seed < 0:
+        raise Refusal(f"seed={plain.seed} is not accepted: an integer of at least 0 is.")
+    if plain.concurrency != 1:
+        raise Refusal(f"concurrency={plain.concurrency} is not accepted: requests are answered one at a time, so 1 is.")
+    if not plain.timeout_s > 0:
+        raise Refusal(f"timeout_s={plain.timeout_s:g} is not accepted: a number of seconds above 0 is.")
+    if plain.dtype not in DTYPES:
+        raise Refusal(f"dtype={plain.dtype} is not accepted: {', '.join(DTYPES[:-1])} or {DTYPES[-1]} is.")
+    if plain.model.weights not in ("checkpoint", "random"):
+        raise Refusal(f"model.weights={plain.model.weights} is not accepted: checkpoint or random is.")
+    if plain.overwrite and plain.retry_failed:
+        raise Refusal("overwrite=true and retry_failed=true contradict each other: one of them is accepted.")
+    Sampling(plain.temperature, plain.top_p, plain.top_k, plain.seed)
+
+
+def _cell_settings(plain: CommandConfig) -> CellSettings:
+    engine = load_class(plain.engine._target_, Engine, "engine._target_")  # type: ignore[type-abstract]
+    return CellSettings(
+        engine_target=plain.engine._target_,
+        target=plain.model.target,
+        drafter=plain.model.drafter,
+        weights=cast(Weights, plain.model.weights),
+        workload=plain.workload.name,
+        workload_path=plain.workload.path,
+        tp=plain.tp,
+        concurrency=plain.concurrency,
+        temperature=plain.temperature,
+        top_p=plain.top_p,
+        top_k=plain.top_k,
+        max_new_tokens=plain.max_new_tokens,
+        seed=plain.seed,
+        repeats=plain.repeats,
+        device=choose_device(plain.device, plain.tp),
+        dtype=plain.dtype,
+        engine=engine.name,
+        model=plain.model.name,
+    )
+
+
+def _command(plain: CommandConfig) -> Command:
+    return Command(
+        results_dir=plain.results_dir,
+        timeout_s=plain.timeout_s,
+        dry_run=plain.dry_run,
+        retry_failed=plain.retry_failed,
+        overwrite=plain.overwrite,
+        tracker=load_class(plain.tracker._target_, Tracker, "tracker._target_"),  # type: ignore[type-abstract]
+    )

@@ -1,0 +1,230 @@
+"""What a request leaves behind, and how it reaches the disk: a JSON line the moment it ends, folded into two
+Parquet tables when its cell's work ends. The JSON lines stay the source of truth.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from io import BufferedWriter
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from methods.base import Generation, Score, Stages
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+INFINITE_GAP = 1e308  # JSON has no infinity
+Phase = Literal["warmup", "timed", "sentinel", "profile"]
+KEYS = ("cell_id", "sitting", "phase", "arm", "prompt_id", "turn", "repeat")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which request it was: a row's identity and what was put to the model."""
+
+    cell_id: str
+    sitting: int
+    phase: Phase
+    arm: str
+    prompt_id: str
+    turn: int
+    repeat: int
+    order_index: int
+    category: str
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the losslessness gate found. `exact_match` compares with the AR arm's output of the same sitting,
+    None while there is none yet; folding fills it in."""
+
+    exact_match: bool | None
+    first_divergence: int | None
+    near_ties: int
+    true_violations: int
+    max_gap: float
+    gap_tolerance: float
+
+    @classmethod
+    def from_score(cls, score: Score, tolerance: float, exact_match: bool | None) -> Checked:
+        return cls(
+            exact_match,
+            score.first_divergence,
+            score.near_ties(tolerance),
+            score.true_violations(tolerance),
+            min(score.max_gap, INFINITE_GAP),
+            tolerance,
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished request, as a line of requests.jsonl."""
+
+    asked: Asked
+    generation: Generation
+    checked: Checked
+    text: str
+    started_utc: str
+
+    def line(self) -> dict[str, Any]:
+        """The line's keys and values; times in seconds, memory in bytes, null where there is no value."""
+        done = self.generation
+        return {
+            **vars(self.asked),
+            "output_ids": done.output_ids,
+            "text": self.text,
+            "finish_reason": done.finish_reason,
+            "n_input": len(self.asked.prompt_ids),
+            "n_output": len(done.output_ids),
+            "ttft_s": done.ttft_s,
+            "decode_s": done.decode_s,
+            "e2e_s": done.e2e_s,
+            "tpot_s": None if math.isnan(done.tpot_s) else done.tpot_s,
+            "rounds": done.rounds,
+            "tree_checksum": done.tree_checksum,
+            **vars(self.checked),
+            "peak_mem_bytes": self.generation.peak_mem_bytes,
+            "stages": None if done.stages is None else vars(done.stages),
+            "started_utc": self.started_utc,
+        }
+
+
+class RecordWriter:
+    """Appends lines that survive a kill at any moment: each is flushed and synced before `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BufferedWriter = path.open("ab")
+
+    def append(self, record: Record) -> None:
+        line = json.dumps(record.line(), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file. A torn last line, which a kill leaves, is dropped; any other damage raises."""
+    *whole, _torn = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in whole]
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` at once: a reader finds the old text or the new, never a half."""
+    _replace(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def sitting_lines(cell_folder: Path) -> list[dict[str, Any]]:
+    """Every record of a cell, in the order of its sittings."""
+    files = sorted(cell_folder.glob("sittings/*/requests.jsonl"), key=lambda path: int(path.parent.name))
+    return [line for path in files for line in read_lines(path)]
+
+
+def fold(cell_folder: Path) -> None:
+    """Write a cell's requests.parquet and rounds.parquet from its JSON lines."""
+    lines = sitting_lines(cell_folder)
+    _fill_exact_match(lines)
+    _write_table(cell_folder / "requests.parquet", [_request_row(line) for line in lines], _request_schema())
+    _write_table(cell_folder / "rounds.parquet", list(_round_rows(lines)), _round_schema())
+
+
+def _fill_exact_match(lines: list[dict[str, Any]]) -> None:
+    """The AR answer may have come after another arm's; by now every sitting's answers are known."""
+    from harness.cells import BASELINE
+
+    def place(line: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(line[key] for key in KEYS if key != "arm")
+
+    baseline = {place(line): line["output_ids"] for line in lines if line["arm"] == BASELINE.arm}
+    for line in lines:
+        reference = baseline.get(place(line))
+        line["exact_match"] = None if reference is None else line["output_ids"] == reference
+
+
+def _request_row(line: dict[str, Any]) -> dict[str, Any]:
+    """A request's row: its stages as columns, its rounds summed up over all of them and over the uncut ones."""
+    row = {key: value for key, value in line.items() if key not in ("rounds", "stages")}
+    row.update(line["stages"] or {})
+    uncut = [accepted for accepted, _, cut in line["rounds"] if not cut]
+    row["n_rounds"] = len(line["rounds"])
+    row["accepted_sum"] = sum(accepted for accepted, _, _ in line["rounds"])
+    row["uncut_rounds"], row["accepted_uncut_sum"] = len(uncut), sum(uncut)
+    return row
+
+
+def _round_rows(lines: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        keys = {key: line[key] for key in KEYS}
+        for index, (accepted, emitted, cut) in enumerate(line["rounds"]):
+            yield {**keys, "round": index, "accepted": accepted, "emitted": emitted, "cut": cut}
+
+
+def _write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
+    _replace(path, buffer.getvalue().to_pybytes())
+
+
+def _request_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    integers = (
+        "sitting turn repeat order_index n_input n_output first_divergence near_ties true_violations peak_mem_bytes "
+        "tree_checksum n_rounds accepted_sum uncut_rounds accepted_uncut_sum"
+    )
+    stages = [stage.name for stage in fields(Stages)]
+    reals = ["ttft_s", "decode_s", "e2e_s", "tpot_s", "max_gap", "gap_tolerance", *stages]
+    types = dict.fromkeys(integers.split(), pa.int64()) | dict.fromkeys(reals, pa.float64())
+    types["exact_match"] = pa.bool_()
+    types["prompt_ids"] = types["output_ids"] = pa.list_(pa.int64())
+    names = [
+        *(f.name for f in fields(Asked)),
+        *("output_ids", "text", "finish_reason", "n_input", "n_output", "ttft_s", "decode_s", "e2e_s", "tpot_s"),
+        *("n_rounds", "accepted_sum", "uncut_rounds", "accepted_uncut_sum", "tree_checksum"),
+        *(f.name for f in fields(Checked)),
+        *("peak_mem_bytes", *stages, "started_utc"),
+    ]
+    return pa.schema([(name, types.get(name, pa.string())) for name in names], metadata=_METADATA)
+
+
+def _round_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    integers = ("sitting", "turn", "repeat", "round", "accepted", "emitted")
+    names = (*KEYS, "round", "accepted", "emitted", "cut")
+    return pa.schema([(name, pa.int64() if name in integers else pa.string()) for name in names], metadata=_METADATA)
+
+
+_METADATA = {"schema_version": str(SCHEMA_VERSION)}

@@ -1,0 +1,265 @@
+"""A results folder on disk: its lock, its cells, and what each arm has already done.
+
+What an arm has finished is read from its records, never from a flag, so that a kill at any moment loses at
+most the request in flight. Only the running parent writes here, bar the records of the sitting it started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+from harness.cells import BASELINE, Arm, Cell, digest
+from harness.records import SCHEMA_VERSION, fold, read_json, sitting_lines, write_json
+from methods.base import Refusal
+
+Status = Literal["pending", "complete", "invalid", "failed"]
+LOG_TAIL_LINES = 30
+ORPHANS_S = 10.0
+
+
+class Step(NamedTuple):
+    """One prompt's turn in a sitting: the arms that answer it, in their order."""
+
+    repeat: int
+    prompt_id: str
+    arms: tuple[str, ...]
+
+
+Done = set[tuple[str, str, int]]  # (arm, prompt_id, repeat)
+
+
+def plan(pending: Iterable[str], prompt_ids: Sequence[str], repeats: int, seed: int, done: Done) -> list[Step]:
+    """What is left to ask: prompts in seeded order per repeat, arms in seeded order per prompt.
+
+    A prompt that any pending arm still owes is answered by AR too, so that its ratio is formed in one sitting.
+    The orders are hashes of names, so an arm added later does not move the others.
+    """
+    pending, steps = set(pending), []
+    for repeat in range(repeats):
+        order = list(prompt_ids)
+        random.Random(f"{seed}:{repeat}").shuffle(order)
+        for prompt_id in order:
+            owed = {arm for arm in pending if (arm, prompt_id, repeat) not in done}
+            if owed:
+                asked = owed | {BASELINE.arm}
+                steps.append(Step(repeat, prompt_id, _ranked(asked, seed, repeat, prompt_id)))
+    return steps
+
+
+def _ranked(arms: Iterable[str], *place: object) -> tuple[str, ...]:
+    return tuple(sorted(arms, key=lambda arm: digest([*place, arm])))
+
+
+class Lock:
+    """One running command per results folder. The file descriptor is handed to the cell's process as well, so
+    that a folder whose parent was killed stays locked until the last of its processes is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = (folder / "lock").open("a+")
+        except OSError as error:
+            raise Refusal(f"results_dir={folder} is not accepted: it cannot be written ({error.strerror}).") from error
+        deadline = time.monotonic() + ORPHANS_S
+        while not self._try():
+            owner = self._owner()
+            if (owner is not None and _alive(owner)) or time.monotonic() > deadline:
+                self._file.close()
+                raise Refusal(f"results_dir={folder} is in use by process {owner}: wait for it, or choose another.")
+            time.sleep(0.05)  # the owner was killed and its last processes are ending
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def release(self) -> None:
+        self._file.close()
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _owner(self) -> int | None:
+        self._file.seek(0)
+        text = self._file.read().strip()
+        return int(text) if text.isdigit() else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@dataclass
+class CellFolder:
+    """A cell on disk: `cells/<cell_id>` and the arms asked of it by this command."""
+
+    root: Path
+    cell: Cell
+    fingerprints: dict[str, str]
+    prompt_ids: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.root / "cells" / self.cell.cell_id
+
+    def refuse_changes(self) -> None:
+        """Refuse a stored arm whose settings, weights or prompts are no longer those asked for."""
+        cell_file = self.path / "cell.json"
+        if cell_file.exists() and (version := read_json(cell_file)["schema_version"]) != SCHEMA_VERSION:
+            raise Refusal(f"{self.root} holds records of schema {version}, this version writes {SCHEMA_VERSION}.")
+        for arm in self.cell.arms:
+            stored = self._stored(arm.name)
+            if stored is None:
+                continue
+            changed = [name for name, value in self.fingerprints.items() if stored["fingerprints"].get(name) != value]
+            if digest(stored["settings"]) != digest(arm.settings):  # JSON makes lists of tuples
+                changed.insert(0, "settings")
+            if changed:
+                raise Refusal(
+                    f"{self.root} holds arm {arm.name} with another {' and '.join(changed)}: "
+                    "another results_dir or overwrite=true is accepted."
+                )
+
+    def prepare(self, *, retry_failed: bool, overwrite: bool) -> None:
+        """Write what is asked, and bring every arm's status up to what its records say."""
+        if overwrite and self.path.exists():
+            shutil.rmtree(self.path)
+        (self.path / "arms").mkdir(parents=True, exist_ok=True)
+        (self.path / "sittings").mkdir(exist_ok=True)
+        settings = asdict(self.cell.settings)
+        content = {"schema_version": SCHEMA_VERSION, "cell_id": self.cell.cell_id, "settings": settings}
+        write_json(self.path / "cell.json", content)
+        for arm in self.cell.arms:
+            stored = self._stored(arm.name)
+            if stored is None or (retry_failed and stored["status"] == "failed"):
+                self._write(arm, "pending")
+        if self.pending:
+            self.settle()
+
+    def settle(self) -> None:
+        """Mark the arms whose records are whole: `complete`, or `invalid` where one broke contract 1."""
+        done, broken = self._records()
+        for arm in self.cell.arms:
+            status, whole = self.status(arm), len({key for key in done if key[0] == arm.name}) == self.requests
+            if arm.name in broken and (status == "complete" or (status == "pending" and whole)):
+                self._write(arm, "invalid", f"{broken[arm.name]} positions were not the target's choice")
+            elif status == "pending" and whole:
+                self._write(arm, "complete")
+
+    def fail(self, arm: Arm, reason: str, log_tail: str | None) -> None:
+        self._write(arm, "failed", reason, log_tail)
+
+    def finish(self) -> None:
+        """Fold the records into tables and say how the cell stands; `status.json` is written last."""
+        stored = {path.stem: read_json(path) for path in sorted((self.path / "arms").glob("*.json"))}
+        statuses = {name: arm["status"] for name, arm in stored.items()}
+        failures = {
+            name: {"reason": arm["reason"], "log_tail": arm["log_tail"]}
+            for name, arm in stored.items()
+            if arm["status"] == "failed"
+        }
+        if failures:
+            write_json(self.path / "failure.json", {"arms": failures})
+        else:
+            (self.path / "failure.json").unlink(missing_ok=True)
+        whole = "failed" if failures else "partial" if "pending" in statuses.values() else "complete"
+        status = {"status": whole, "arms": statuses}
+        path = self.path / "status.json"
+        if not (path.exists() and read_json(path) == status):
+            fold(self.path)
+            write_json(path, status)
+
+    @property
+    def requests(self) -> int:
+        """Timed requests an arm owes."""
+        return len(self.prompt_ids) * self.cell.settings.repeats
+
+    def status(self, arm: Arm) -> Status:
+        stored = self._stored(arm.name)
+        assert stored is not None
+        status: Status = stored["status"]
+        return status
+
+    def reason(self, arm: Arm) -> str:
+        stored = self._stored(arm.name)
+        return str(stored["reason"]) if stored else ""
+
+    @property
+    def pending(self) -> list[Arm]:
+        return [arm for arm in self.cell.arms if self.status(arm) == "pending"]
+
+    def steps(self) -> list[Step]:
+        settings, names = self.cell.settings, [arm.name for arm in self.pending]
+        return plan(names, self.prompt_ids, settings.repeats, settings.seed, self._records()[0])
+
+    def next_sitting(self) -> Path:
+        """A fresh folder for a sitting, numbered after those that are there."""
+        number = max((int(path.name) for path in (self.path / "sittings").iterdir()), default=-1) + 1
+        folder = self.path / "sittings" / str(number)
+        folder.mkdir()
+        (self.path / "status.json").unlink(missing_ok=True)  # the cell's work is open again
+        return folder
+
+    def _records(self) -> tuple[Done, dict[str, int]]:
+        """The timed requests that are done, and the arms that broke contract 1 with how many positions.
+
+        A request without AR's answer to the same prompt in its sitting forms no ratio: it is still owed.
+        """
+        lines = [line for line in sitting_lines(self.path) if line["phase"] == "timed"]
+        paired = {_place(line) for line in lines if line["arm"] == BASELINE.arm}
+        broken: dict[str, int] = {}
+        for line in lines:
+            if line["true_violations"]:
+                broken[line["arm"]] = broken.get(line["arm"], 0) + line["true_violations"]
+        done = {(line["arm"], line["prompt_id"], line["repeat"]) for line in lines if _place(line) in paired}
+        return done, broken
+
+    def _stored(self, arm: str) -> dict[str, Any] | None:
+        path = self.path / "arms" / f"{arm}.json"
+        if not path.exists():
+            return None
+        content: dict[str, Any] = read_json(path)
+        return content
+
+    def _write(self, arm: Arm, status: Status, reason: str | None = None, log_tail: str | None = None) -> None:
+        content = {
+            "arm": arm.name,
+            "method": arm.method.name,
+            "budget": arm.method.node_budget,
+            "settings": arm.settings,
+            "status": status,
+            "reason": reason,
+            "log_tail": log_tail,
+            "fingerprints": self.fingerprints,
+        }
+        write_json(self.path / "arms" / f"{arm.name}.json", content)
+
+
+def _place(line: dict[str, Any]) -> tuple[int, str, int]:
+    return line["sitting"], line["prompt_id"], line["repeat"]
+
+
+def log_tail(path: Path) -> str | None:
+    """The last lines of a sitting's log."""
+    if not path.exists():
+        return None
+    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]) or None

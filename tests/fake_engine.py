@@ -1,0 +1,121 @@
+"""A millisecond engine and methods with faults, for tests of the harness alone: no tensor library, no weights.
+
+It follows the contracts: every arm's output is the same function of the prompt, and a round emits up to
+`method.width` tokens. Faults live in methods, so that a test asks for them like for any other method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from methods.base import Engine, Generation, Method, Refusal, Request, Round, Score
+
+BLOCK = 8
+REQUEST_S = float(os.environ.get("FAKE_REQUEST_S", "0.001"))
+
+
+class FakeTokenizer:
+    """Bytes as ids; what harness.cell and workloads.render ask of a transformers tokenizer."""
+
+    chat_template = "messages, tools"
+    eos_token_id = 3
+
+    @classmethod
+    def from_pretrained(cls, folder: str) -> FakeTokenizer:
+        assert (Path(folder) / "config.json").is_file()
+        return cls()
+
+    def get_chat_template(self, chat_template: Any = None, tools: Any = None) -> str:
+        return self.chat_template
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> list[int]:
+        return list("".join(message["content"] for message in conversation).encode())[:64]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return " ".join(map(str, ids))
+
+
+class FakeEngine(Engine):
+    """Output token t is a hash of prompt, seed and t."""
+
+    name: ClassVar[str] = "fake"
+
+    @classmethod
+    def check(cls, spec, methods) -> None:
+        if spec.tp > 2:
+            raise Refusal(f"tp={spec.tp} is not accepted: 1 or 2 is.")
+
+    def open(self, methods) -> None:
+        if os.environ.get("FAKE_OPEN_FAILS"):
+            raise MemoryError("no room for the weights")
+
+    def generate(self, method, request, *, profile=False) -> Generation:
+        time.sleep(REQUEST_S)
+        fault = getattr(method, "fault", "")
+        if fault == "raise":
+            raise RuntimeError("the draft went wrong")
+        if fault == "hang":
+            subprocess.Popen(["sleep", "600"])  # a worker that has to go too
+            time.sleep(600)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        output = truth(request)
+        if fault == "lie":
+            output = (*output[:-1], output[-1] + 1)
+        return Generation(output, "length", rounds(len(output), method.width(BLOCK)), 0.001, 0.002 * len(output), 7)
+
+    def score(self, request, output_ids, tolerance=0.0) -> Score:
+        right = truth(request)
+        return Score(tuple(0.0 if mine == true else 9.0 for mine, true in zip(output_ids, right, strict=True)))
+
+    def gap_tolerance(self, requests) -> float:
+        assert requests
+        return 1e-3
+
+    def describe(self) -> dict[str, str | int | float]:
+        return {"dtype": "float32"}
+
+    def close(self) -> None:
+        pass
+
+
+def truth(request: Request) -> tuple[int, ...]:
+    seed = f"{request.prompt_ids}{request.sampling.seed}"
+    return tuple(hashlib.sha256(f"{seed}{t}".encode()).digest()[0] for t in range(request.max_new_tokens))
+
+
+def rounds(n_output: int, width: int) -> tuple[Round, ...]:
+    """As if every round accepted half of its width, cut at the length limit."""
+    done, left = [], n_output - 1
+    while left:
+        wanted = 1 + min(BLOCK - 1, (width - 1) // 2)
+        emitted = min(wanted, left)
+        cut = "length" if emitted < wanted else ""
+        done.append(Round(emitted if cut else wanted - 1, emitted, cut))
+        left -= emitted
+    return tuple(done)
+
+
+@dataclass(frozen=True)
+class Faulty(Method):
+    """A method whose requests go wrong as `fault` says: raise, hang, kill, lie, or nothing for `none`."""
+
+    fault: str = "none"
+    name: ClassVar[str] = "faulty"
+
+    @property
+    def arm(self) -> str:
+        return f"faulty-{self.fault}"
+
+    def width(self, block_size: int) -> int:
+        return block_size
+
+    def build(self, candidates, root):
+        raise NotImplementedError

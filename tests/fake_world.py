@@ -1,0 +1,114 @@
+"""A fake world for tests of the harness: an engine of milliseconds behind the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.records import read_json, sitting_lines
+
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+WORDS = ("red", "green", "blue", "white", "black")
+
+
+@dataclass(frozen=True)
+class FakeWorld:
+    """A folder with its own conf (`engine=fake model=fake method=faulty`), prompts and working directory."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> FakeWorld:
+        world = cls(folder)
+        world.write("conf/engine/fake.yaml", "_target_: fake_engine.FakeEngine\n")
+        world.write("conf/method/faulty.yaml", "_target_: fake_engine.Faulty\nfault: none\n")
+        pair = f"target: {folder}/model\ndrafter: {folder}/model\n"
+        world.write("conf/model/fake.yaml", f"name: fake\n{pair}weights: checkpoint\n")
+        world.write("modules/transformers.py", "from fake_engine import FakeTokenizer as AutoTokenizer\n")
+        world.write("model/config.json", json.dumps({"max_position_embeddings": 128, "eos_token_id": 3}))
+        world.write_prompts(WORDS)
+        return world
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_text(text)
+
+    def write_prompts(self, words: tuple[str, ...]) -> None:
+        prompts = [
+            {"id": word, "category": "colour", "messages": [{"role": "user", "content": f"Say {word}."}]}
+            for word in words
+        ]
+        self.write("prompts.jsonl", "".join(json.dumps(prompt) + "\n" for prompt in prompts))
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def words(self) -> list[str]:
+        """What every command line here begins with."""
+        prompts = f"workload.path={self.folder / 'prompts.jsonl'}"
+        conf = f"--config-dir={self.folder / 'conf'}"
+        settings = ["engine=fake", "model=fake", "workload=file", "device=cpu", "repeats=2", "max_new_tokens=20"]
+        return [conf, *settings, prompts, f"results_dir={self.results}"]
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        path = [str(self.folder / "modules"), str(TESTS), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness", *self.words, *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "200", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words, **environment)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @property
+    def cell(self) -> Path:
+        """The only cell's folder."""
+        (cell,) = (self.results / "cells").iterdir()
+        return cell
+
+    def arm(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = read_json(self.cell / "arms" / f"{name}.json")
+        return content
+
+    def timed(self) -> list[dict[str, Any]]:
+        return [line for line in sitting_lines(self.cell) if line["phase"] == "timed"]
+
+    def wait_for(self, pattern: str, seconds: float = 20.0) -> None:
+        """Until a file of the results matches and holds something."""
+        deadline = time.monotonic() + seconds
+        while not any(path.stat().st_size for path in self.results.glob(pattern)):
+            assert time.monotonic() < deadline, f"no {pattern} within {seconds} s"
+            time.sleep(0.01)
+
+    def processes(self) -> list[str]:
+        """Command lines of the cell processes of this world that still run."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").replace("\0", " ")
+            except OSError:
+                continue
+            if "harness.cell" in words and str(self.results) in words:
+                found.append(words)
+        return found
+
+    def assert_no_process_left(self) -> None:
+        deadline = time.monotonic() + 5
+        while self.processes():
+            assert time.monotonic() < deadline, self.processes()
+            time.sleep(0.02)

@@ -1,0 +1,137 @@
+"""Running: nothing is lost, nothing is run twice, nothing is left behind, whatever is killed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+
+import pyarrow.parquet as pq
+from fake_world import WORDS, FakeWorld
+
+from harness.records import read_json
+
+SWEEP = ("-m", "method=dflash,ddtree", "budget=16,64")
+ARMS = ("autoregressive", "dflash", "ddtree-16", "ddtree-64")
+
+
+def answers(world: FakeWorld) -> dict[tuple[str, str, int], tuple[int, ...]]:
+    """What each arm answered; an arm other than AR answers a prompt once in all, AR once a sitting."""
+    lines = world.timed()
+    keys = Counter((line["sitting"], line["arm"], line["prompt_id"], line["repeat"]) for line in lines)
+    assert max(keys.values()) == 1
+    owed = Counter((a, p, r) for (_, a, p, r) in keys if a != "autoregressive")
+    assert not owed or max(owed.values()) == 1
+    return {(line["arm"], line["prompt_id"], line["repeat"]): tuple(line["output_ids"]) for line in lines}
+
+
+def test_a_sweep_is_one_cell_and_repeating_it_runs_nothing(world):
+    done = world.run(*SWEEP)
+    assert done.returncode == 0, done.stderr
+    assert all(arm in done.stdout for arm in ARMS) and f"Results: {world.results}" in done.stdout
+    assert set(answers(world)) == {(arm, word, repeat) for arm in ARMS for word in WORDS for repeat in (0, 1)}
+    assert read_json(world.cell / "status.json") == {
+        "status": "complete",
+        "arms": dict.fromkeys(sorted(ARMS), "complete"),
+    }
+    assert list((world.results / "hydra").glob("*/multirun.yaml")) and not (world.folder / "multirun").exists()
+    environment = read_json(world.cell / "sittings/0/environment.json")
+    assert environment["gap_tolerance"] == 1e-3 and environment["engine"] == {"dtype": "float32"}
+    rows = pq.read_table(world.cell / "requests.parquet").to_pylist()
+    assert {row["exact_match"] for row in rows if row["phase"] == "timed"} == {True}
+    assert {row["arm"] for row in rows if row["phase"] == "warmup"} == set(ARMS)
+
+    before = {path: path.stat().st_mtime_ns for path in world.cell.rglob("*.parquet")}
+    again = world.run(*SWEEP)
+    assert again.returncode == 0 and "4 of 4 arms had ended before" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in world.cell.rglob("*.parquet")} == before
+    assert [path.name for path in (world.cell / "sittings").iterdir()] == ["0"]
+
+    added = world.run("method=faulty")
+    assert added.returncode == 0 and "1 of 2 arms had ended before" in added.stdout
+    second = [line for line in world.timed() if line["sitting"] == 1]
+    assert {line["arm"] for line in second} == {"faulty-none", "autoregressive"}
+    assert len(second) == 2 * 2 * len(WORDS)
+
+    world.write_prompts(WORDS[:3])
+    refused = world.run("method=faulty")
+    assert refused.returncode == 2 and "another prompts" in refused.stderr and refused.stderr.count("\n") == 1
+    fresh = world.run("method=faulty", "overwrite=true")
+    assert fresh.returncode == 0 and len(world.timed()) == 2 * 2 * 3
+
+
+def test_kills_lose_and_repeat_nothing(world, tmp_path):
+    whole = FakeWorld.make(tmp_path / "whole")
+    assert whole.run(*SWEEP).returncode == 0
+    dice = random.Random(4)
+    for sitting in range(3):
+        parent = world.start(*SWEEP, FAKE_REQUEST_S="0.02")
+        world.wait_for(f"cells/*/sittings/{sitting}/requests.jsonl")
+        time.sleep(dice.uniform(0, 0.5))
+        parent.kill()
+        parent.communicate()
+    done = world.run(*SWEEP)
+    assert done.returncode == 0, done.stderr
+    assert answers(world) == answers(whole)
+    assert read_json(world.cell / "status.json")["status"] == "complete"
+    world.assert_no_process_left()
+
+
+def test_an_interrupt_ends_cleanly_and_continues(world):
+    parent = world.start(*SWEEP, FAKE_REQUEST_S="0.05")
+    world.wait_for("cells/*/sittings/0/requests.jsonl")
+    second = world.run(*SWEEP)
+    assert second.returncode == 2 and "is in use by process" in second.stderr and second.stderr.count("\n") == 1
+    parent.send_signal(signal.SIGINT)
+    out, err = parent.communicate(timeout=20)
+    assert parent.returncode == 130 and "repeat the command to continue" in out and "Traceback" not in err
+    world.assert_no_process_left()
+    assert read_json(world.cell / "status.json")["status"] == "partial"
+    done = world.run(*SWEEP)
+    assert done.returncode == 0 and read_json(world.cell / "status.json")["status"] == "complete"
+    assert len(answers(world)) == len(ARMS) * len(WORDS) * 2
+
+
+def test_faulty_arms_leave_a_reason_and_the_others_finish(world):
+    words = ("-m", "method=faulty", "method.fault=raise,kill,lie,hang,none", "timeout_s=2.5")
+    done = world.run(*words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    expected = {
+        "faulty-raise": ("failed", "RuntimeError: the draft went wrong"),
+        "faulty-kill": (
+            "failed",
+            "the cell's process was killed by SIGKILL, which the system sends when memory runs out",
+        ),
+        "faulty-hang": ("failed", "no end within timeout_s=2.5"),
+        "faulty-lie": ("invalid", "10 positions were not the target's choice"),
+        "faulty-none": ("complete", None),
+        "autoregressive": ("complete", None),
+    }
+    assert {name: (world.arm(name)["status"], world.arm(name)["reason"]) for name in expected} == expected
+    assert "Traceback" in world.arm("faulty-raise")["log_tail"]
+    assert set(read_json(world.cell / "failure.json")["arms"]) == {"faulty-raise", "faulty-kill", "faulty-hang"}
+    assert all(name in done.stderr for name in ("faulty-raise", "faulty-kill", "faulty-hang", "faulty-lie"))
+    world.assert_no_process_left()
+    again = world.run(*words)
+    assert again.returncode == 1 and "6 of 6 arms had ended before" in again.stdout
+
+
+def test_a_cell_that_cannot_open_does_not_stop_the_next(world):
+    done = world.run("-m", "seed=0,1", "method=dflash", FAKE_OPEN_FAILS="1")
+    assert done.returncode == 1 and done.stderr.count("MemoryError: no room for the weights") == 4
+    done = world.run("-m", "seed=0,1", "method=dflash", "retry_failed=true")
+    assert done.returncode == 0, done.stderr
+    cells = list((world.results / "cells").iterdir())
+    assert len(cells) == 2
+    assert all(read_json(cell / "status.json")["status"] == "complete" for cell in cells)
+    assert not any((cell / "failure.json").exists() for cell in cells)
+
+
+def test_a_dry_run_leaves_nothing(world):
+    done = world.run(*SWEEP, "dry_run=true", "tp=1,2")
+    assert done.returncode == 0 and "2 cells" in done.stdout and "ddtree-64" in done.stdout
+    assert not world.results.exists()
+    world.write("out", "a file where the folder should be")
+    done = world.run("method=dflash")
+    assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1
