@@ -17,11 +17,12 @@ ARMS = ("autoregressive", "dflash", "ddtree-16", "ddtree-64")
 
 
 def answers(world: FakeWorld) -> dict[tuple[str, str, int], tuple[int, ...]]:
-    """What each arm answered; an arm other than AR answers a prompt once in all, AR once a sitting."""
+    """What each arm answered; beside AR's answer in the same sitting an arm answers a prompt once in all."""
     lines = world.timed()
     keys = Counter((line["sitting"], line["arm"], line["prompt_id"], line["repeat"]) for line in lines)
     assert max(keys.values()) == 1
-    owed = Counter((a, p, r) for (_, a, p, r) in keys if a != "autoregressive")
+    paired = {(s, p, r) for (s, a, p, r) in keys if a == "autoregressive"}
+    owed = Counter((a, p, r) for (s, a, p, r) in keys if a != "autoregressive" and (s, p, r) in paired)
     assert not owed or max(owed.values()) == 1
     return {(line["arm"], line["prompt_id"], line["repeat"]): tuple(line["output_ids"]) for line in lines}
 
