@@ -1,4 +1,4 @@
-"""`python -m analysis table RESULTS`, `python -m analysis show CELL PROMPT`: results as a person reads them."""
+"""`python -m analysis table|plots RESULTS`, `python -m analysis show CELL PROMPT`: results as a person reads them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from methods.base import Refusal
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
-        if options.command == "table":
-            _table(options)
-        else:
-            _show(options)
+        {"table": _table, "plots": _plots, "show": _show}[options.command](options)
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         return 2
@@ -29,6 +26,16 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
     table.add_argument("--format", choices=("terminal", "markdown", "csv", "latex"), default="terminal")
     table.add_argument("--by", choices=("category",), help="a row per arm and category")
+    plots = commands.add_parser("plots", help="pictures for print, the numbers of each beside it as CSV")
+    plots.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
+    plots.add_argument("--out", metavar="DIR", help="where the files go (RESULTS/plots)")
+    plots.add_argument(
+        "--format",
+        nargs="+",
+        choices=("png", "svg", "pdf"),
+        default=("png", "svg"),
+        help="one or more, after RESULTS (png svg)",
+    )
     show = commands.add_parser("show", help="one prompt's answers side by side, the rounds in colours")
     show.add_argument("cell", metavar="CELL", help="a cell's id, or the beginning of it")
     show.add_argument("prompt", metavar="PROMPT", help="a prompt's id")
@@ -43,6 +50,16 @@ def _table(options: argparse.Namespace) -> None:
         print_summary(options.results, by=options.by)
     else:
         sys.stdout.write(table(options.results, options.format, options.by))
+
+
+def _plots(options: argparse.Namespace) -> None:
+    import matplotlib
+
+    from analysis.plots import write_plots
+
+    matplotlib.use("Agg")
+    for file in write_plots(options.results, options.out, options.format):
+        print(file)
 
 
 def _show(options: argparse.Namespace) -> None:

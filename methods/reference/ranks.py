@@ -58,6 +58,10 @@ class Rank:
         with torch.inference_mode():
             return Decoder(target, drafter)
 
+    @property
+    def block_size(self) -> int:
+        return self._decoder.block_size
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._decoder, name)(*args, **kwargs)
 
@@ -92,7 +96,8 @@ class Ranks:
         except BaseException:
             self.close()
             raise
-        self.facts: dict[str, str | int | float] = {f"weights_bytes_rank{i}": size for i, size in enumerate(loaded)}
+        self.facts: dict[str, str | int | float] = {"block_size": self._rank.block_size}
+        self.facts |= {f"weights_bytes_rank{i}": size for i, size in enumerate(loaded)}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run a decoder's method on every rank; rank 0's answer is returned."""
