@@ -221,6 +221,11 @@ class Engine(ABC):
     def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
         """Raise a `Refusal` for whatever this engine cannot do, reading config files only."""
 
+    @classmethod
+    @abstractmethod
+    def memory_bytes(cls, spec: EngineSpec, method: Method) -> int:
+        """Bytes that one rank needs to run `method`, from config files only."""
+
     @abstractmethod
     def open(self, methods: Sequence[Method]) -> None:
         """Load the weights and reserve memory for requests of up to `spec.max_length` tokens in all."""

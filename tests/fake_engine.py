@@ -52,6 +52,10 @@ class FakeEngine(Engine):
         if spec.tp > 2:
             raise Refusal(f"tp={spec.tp} is not accepted: 1 or 2 is.")
 
+    @classmethod
+    def memory_bytes(cls, spec, method) -> int:
+        return 0
+
     def open(self, methods) -> None:
         if os.environ.get("FAKE_OPEN_FAILS"):
             raise MemoryError("no room for the weights")

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny_models import save_drafter, save_target
@@ -17,6 +18,8 @@ from methods.base import EngineSpec, ModelSpec, Refusal, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.reference import ReferenceEngine
+from methods.reference.config import drafter_config, target_config
+from methods.reference.memory import drafter_parameters, target_parameters
 
 METHODS = (Autoregressive(), DFlash(), DDTree(16))
 
@@ -101,6 +104,20 @@ def test_what_the_engine_cannot_do_is_refused_before_loading(spec):
     ):
         with pytest.raises(Refusal, match=sentence):
             ReferenceEngine.check(changed, METHODS)
+
+
+def test_memory_is_known_before_loading(spec):
+    with opened(spec, 1) as engine:
+        whole = weights_bytes(engine)[0]
+    target, drafter = (config(Path(path)) for config, path in (
+        (target_config, spec.model.target), (drafter_config, spec.model.drafter)))  # fmt: skip
+    padding = (208 - target.vocabulary) * target.hidden
+    assert whole == 4 * (target_parameters(target) + padding + drafter_parameters(drafter))
+    small, large = (ReferenceEngine.memory_bytes(spec, DDTree(b)) for b in (16, 1024))
+    assert (
+        whole < ReferenceEngine.memory_bytes(spec, Autoregressive()) + 4 * drafter_parameters(drafter) < small < large
+    )
+    assert ReferenceEngine.memory_bytes(replace(spec, tp=2), DDTree(16)) < small
 
 
 def test_random_weights_need_only_the_shape(spec):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from methods.base import Engine, EngineSpec, Generation, Method, Refusal, Request, Score
 from methods.locate import BUILTIN, fingerprint, is_hub_id, resolve
-from methods.reference.config import TransformerConfig, check_pair, drafter_config, target_config
+from methods.reference.config import check_pair, drafter_config, target_config
+from methods.reference.memory import rank_bytes
 
 if TYPE_CHECKING:
     from methods.reference.ranks import Ranks
@@ -34,8 +35,7 @@ class ReferenceEngine(Engine):
 
     @classmethod
     def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
-        folder = resolve(spec.model.target, weights=False)
-        target = target_config(folder)
+        target = target_config(resolve(spec.model.target, weights=False))
         target.check_ranks(spec.tp, "target")
         if spec.dtype != "auto" and spec.dtype not in DTYPES:
             raise Refusal(f"dtype={spec.dtype} is not accepted: auto, {', '.join(DTYPES)} are.")
@@ -52,6 +52,10 @@ class ReferenceEngine(Engine):
             for reference in (spec.model.target, spec.model.drafter):
                 if not is_hub_id(reference) and not any(resolve(reference).glob("*.safetensors")):
                     raise Refusal(f"{reference} holds no safetensors weights; model.weights=random needs none.")
+
+    @classmethod
+    def memory_bytes(cls, spec: EngineSpec, method: Method) -> int:
+        return rank_bytes(spec, compute_dtype(spec), method)
 
     def open(self, methods: Sequence[Method]) -> None:
         from methods.reference.ranks import Ranks
@@ -109,5 +113,4 @@ def compute_dtype(spec: EngineSpec) -> str:
         return spec.dtype
     if spec.device == "cpu" or spec.model.target.startswith(BUILTIN):
         return "float32"
-    config: TransformerConfig = target_config(resolve(spec.model.target))
-    return config.dtype
+    return target_config(resolve(spec.model.target, weights=False)).dtype
