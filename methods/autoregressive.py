@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Autoregressive(Method):
-    """No draft: every round verifies the root alone and emits the target's next token."""
+    """No draft: every round verifies the root alone and emits the target's next token.
 
+    `twin` is the same method under another name: an arm that differs from AR in nothing, for the null test.
+    """
+
+    twin: bool = False
     name: ClassVar[str] = "autoregressive"
     uses_drafter: ClassVar[bool] = False
+
+    @property
+    def arm(self) -> str:
+        return f"{self.name}-twin" if self.twin else self.name
 
     def width(self, block_size: int) -> int:
         return 1

@@ -10,9 +10,10 @@ from scipy.stats import chisquare
 from tiny_models import hf_model, save_drafter, save_target
 
 from methods.autoregressive import Autoregressive
-from methods.base import Method, Request, Sampling
+from methods.base import EngineSpec, Method, ModelSpec, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
+from methods.engines.reference import ReferenceEngine
 from methods.reference import decode, sampling
 from methods.reference.attention import Cache
 from methods.reference.config import drafter_config, target_config
@@ -274,3 +275,16 @@ def test_the_gate_catches_faults_on_the_accepted_path(decoder, monkeypatch, plan
     assert score.true_violations(1e-3) > 0
     pairs = enumerate(zip(generation.output_ids, expected, strict=False))
     assert score.first_divergence == next(i for i, (mine, theirs) in pairs if mine != theirs)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 1e-3), ("bfloat16", 2.0**-8)])
+def test_the_stated_gap_covers_what_widths_do(folders, dtype, least):
+    engine = ReferenceEngine(EngineSpec(ModelSpec("random", *map(str, folders)), dtype=dtype, max_length=128))
+    with engine:
+        engine.open([Autoregressive(), *METHODS])
+        asked = [Request(f"p{seed}", prompt(30, seed), 24) for seed in range(3)]
+        tolerance = engine.gap_tolerance(asked)
+        assert least <= tolerance <= 0.5
+        for request, method in itertools.product(asked, METHODS):
+            output = engine.generate(method, request).output_ids
+            assert engine.score(request, output, tolerance).true_violations(tolerance) == 0

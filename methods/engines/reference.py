@@ -8,18 +8,20 @@ Importing this module loads no tensor library, so that a command line can be che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from methods.base import Engine, EngineSpec, Generation, Method, Refusal, Request, Score
 from methods.locate import BUILTIN, fingerprint, is_hub_id, resolve
 from methods.reference.config import check_pair, drafter_config, target_config
-from methods.reference.memory import rank_bytes
+from methods.reference.memory import PREFILL_ROWS, rank_bytes
 
 if TYPE_CHECKING:
     from methods.reference.ranks import Ranks
 
 DTYPES = ("float32", "bfloat16", "float16")
+MANTISSA_BITS = {"bfloat16": 7, "float16": 10}
 FP32_GAP = 1e-3
 LARGEST_GAP = 0.5
 
@@ -32,6 +34,7 @@ class ReferenceEngine(Engine):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         self._ranks: Ranks | None = None
+        self._methods: tuple[Method, ...] = ()
 
     @classmethod
     def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
@@ -60,7 +63,8 @@ class ReferenceEngine(Engine):
     def open(self, methods: Sequence[Method]) -> None:
         from methods.reference.ranks import Ranks
 
-        self._ranks = Ranks(self.spec, compute_dtype(self.spec), tuple(methods))
+        self._methods = tuple(methods)
+        self._ranks = Ranks(self.spec, compute_dtype(self.spec), self._methods)
 
     def generate(self, method: Method, request: Request, *, profile: bool = False) -> Generation:
         generation: Generation = self._opened.call("generate", method, request, profile=profile)
@@ -71,16 +75,24 @@ class ReferenceEngine(Engine):
         return score
 
     def gap_tolerance(self, requests: Sequence[Request]) -> float:
-        """1e-3 in float32; else twice the largest top-2 logit change between width-1 and wide passes, at most 0.5."""
-        if compute_dtype(self.spec) == "float32":
+        """1e-3 in float32; else what the width of a pass can do to a logit, as measured here.
+
+        That is twice the largest change of a top-2 logit between width 1 and the widths in use, but at least one
+        rounding step of the dtype at the largest of these logits (a sample may miss it), and at most 0.5.
+        """
+        dtype = compute_dtype(self.spec)
+        if dtype == "float32":
             return FP32_GAP
         from methods.autoregressive import Autoregressive
 
-        noise = 0.0
+        widths = sorted({PREFILL_ROWS, *(method.width(self._opened.block_size) for method in self._methods)} - {1})
+        tolerance = 0.0
         for request in requests:
             output = self.generate(Autoregressive(), request).output_ids
-            noise = max(noise, self._opened.call("width_noise", request, output))
-        return min(2 * noise, LARGEST_GAP)
+            change, size = self._opened.call("width_noise", request, output, widths)
+            step = 2.0 ** (math.floor(math.log2(max(size, 1.0))) - MANTISSA_BITS[dtype])
+            tolerance = max(tolerance, 2 * change, step)
+        return min(tolerance, LARGEST_GAP)
 
     def describe(self) -> dict[str, str | int | float]:
         facts: dict[str, str | int | float] = {

@@ -74,26 +74,32 @@ class Follower:
 
 
 class StageClock:
-    """Seconds per stage of a profiled request. It synchronises, so a timed request leaves it off."""
+    """Seconds per stage and round of a profiled request. It synchronises, so a timed request leaves it off."""
 
     def __init__(self, device: torch.device, on: bool) -> None:
         self._device, self._on = device, on
-        self._spent = dict.fromkeys(("draft", "build", "verify", "commit"), 0.0)
+        self._rounds: list[dict[str, float]] = []
         self._last = 0.0
 
     def start(self) -> None:
+        """A round begins."""
         if self._on:
+            self._rounds.append({})
             self._last = self._now()
 
     def end(self, stage: str) -> None:
         """The time since the last call belongs to `stage`."""
         if self._on:
             now = self._now()
-            self._spent[stage] += now - self._last
+            self._rounds[-1][stage] = now - self._last
             self._last = now
 
-    def total(self) -> Stages | None:
-        return Stages(**{f"{stage}_s": spent for stage, spent in self._spent.items()}) if self._on else None
+    def total(self, rounds: int) -> Stages | None:
+        """The sums over the first `rounds` rounds; later ones were queued before the host knew of the end."""
+        if not self._on:
+            return None
+        kept = self._rounds[:rounds]
+        return Stages(*(sum(spent[stage] for spent in kept) for stage in ("draft", "build", "verify", "commit")))
 
     def _now(self) -> float:
         if self._device.type == "cuda":

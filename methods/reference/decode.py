@@ -21,10 +21,10 @@ from methods.base import Cut, Generation, Method, Request, Round, Score
 from methods.reference import sampling, tree
 from methods.reference.clock import Clock, Follower, Mark, StageClock
 from methods.reference.drafter import Drafter
+from methods.reference.memory import PREFILL_ROWS
 from methods.reference.parallel import up
 from methods.reference.target import Target
 
-PREFILL_ROWS = 512
 SEEN_STEP = 64  # the number of slots a pass looks at grows in steps: few shapes, little waste
 CUTS: tuple[Cut, ...] = ("", "stop", "length")
 
@@ -196,7 +196,7 @@ class Decoder:
             ttft_s=clock.between(begin, marks[0]),
             decode_s=clock.between(marks[0], marks[len(rounds)]),
             tree_checksum=int(state.checksum),
-            stages=stages.total(),
+            stages=stages.total(len(rounds)),
             peak_mem_bytes=self._peak_memory(),
         )
 
@@ -229,22 +229,37 @@ class Decoder:
         return Score(tuple(found))
 
     @torch.inference_mode()
-    def width_noise(self, request: Request, output_ids: Sequence[int]) -> float:
-        """The largest change of a top-2 logit between reading an output in wide passes and token by token."""
+    def width_noise(self, request: Request, output_ids: Sequence[int], widths: Sequence[int]) -> tuple[float, float]:
+        """What the width of a pass does to the logits that matter, on one output.
+
+        Returns:
+            The largest change of a top-2 logit between reading the output token by token and in passes of each
+            width, and the largest of these logits' magnitudes.
+        """
         text, before = (*request.prompt_ids, *output_ids[:-1]), len(request.prompt_ids) - 1
-        wide = torch.cat([chunk.hidden_ch for chunk in self._read(text, ())])[before:]
-        narrow = torch.cat([chunk.hidden_ch for chunk in self._read(text[before:], (), start=before, rows=1)])
-        wide_rv, narrow_rv = self.target.logits(wide).float(), self.target.logits(narrow).float()
-        ids_rk = sampling.candidates(wide_rv, 2, self.target.vocabulary).ids_lk
+        list(self._read(text[:before], ()))
+        narrow_rv, change, size = self._logits_after(text, before, 1), 0.0, 0.0
         own = self.target.vocabulary.ids(self.device)
-        mine_rv = (own == ids_rk[:, :1]) | (own == ids_rk[:, 1:])
-        return float(self.target.group.max(torch.where(mine_rv, (wide_rv - narrow_rv).abs(), 0.0).amax()))
+        for width in widths:
+            wide_rv = self._logits_after(text, before, width)
+            ids_rk = sampling.candidates(wide_rv, 2, self.target.vocabulary).ids_lk
+            mine_rv = (own == ids_rk[:, :1]) | (own == ids_rk[:, 1:])
+            changes = torch.where(mine_rv, (wide_rv - narrow_rv).abs(), 0.0).amax()
+            sizes = torch.where(mine_rv, wide_rv.abs(), 0.0).amax()
+            both = self.target.group.max(torch.stack([changes, sizes])).tolist()
+            change, size = max(change, both[0]), max(size, both[1])
+        return change, size
+
+    def _logits_after(self, text: Sequence[int], before: int, rows: int) -> Tensor:
+        """This rank's logits, float32, after each token from position `before` on; the cache holds what is before."""
+        chunks = self._read(text[before:], (), start=before, rows=rows)
+        return self.target.logits(torch.cat([chunk.hidden_ch for chunk in chunks])).float()
 
     def _read(
-        self, tokens: Sequence[int], feature_layers: Sequence[int], *, start: int = 0, rows: int = PREFILL_ROWS
+        self, tokens: Sequence[int], feature_layers: Sequence[int], *, start: int = 0, rows: int | None = None
     ) -> Iterator[Chunk]:
         """Read a text into the cache from position `start` on, causally, some rows at a time."""
-        text = torch.tensor(tokens, device=self.device)
+        text, rows = torch.tensor(tokens, device=self.device), rows or PREFILL_ROWS
         for offset in range(0, len(tokens), rows):
             part = text[offset : offset + rows]
             first = start + offset

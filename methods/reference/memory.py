@@ -11,7 +11,7 @@ from methods.locate import resolve
 from methods.reference.config import DrafterConfig, TransformerConfig, drafter_config, target_config
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-PREFILL_ROWS = 512
+PREFILL_ROWS = 512  # rows of a prefill pass
 
 
 def layer_parameters(config: TransformerConfig) -> int:

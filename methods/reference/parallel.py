@@ -108,8 +108,13 @@ def leave(group: Group) -> None:
 
 
 def use_threads(size: int) -> None:
-    """Share the host's cores out among the ranks; must run before the first tensor operation."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    """Share the host's cores out among the ranks, or take fewer threads where OMP_NUM_THREADS asks for that.
+
+    Must run before the first tensor operation.
+    """
+    share = max(1, (os.cpu_count() or 1) // size)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(min(share, int(asked)) if asked.isdigit() and int(asked) else share)
 
 
 def up(count: int, step: int) -> int:

@@ -62,6 +62,10 @@ class Rank:
     def block_size(self) -> int:
         return self._decoder.block_size
 
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.target.config.vocabulary
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._decoder, name)(*args, **kwargs)
 
@@ -96,7 +100,8 @@ class Ranks:
         except BaseException:
             self.close()
             raise
-        self.facts: dict[str, str | int | float] = {"block_size": self._rank.block_size}
+        self.block_size = self._rank.block_size
+        self.facts: dict[str, str | int | float] = {"block_size": self.block_size, "vocab_size": self._rank.vocab_size}
         self.facts |= {f"weights_bytes_rank{i}": size for i, size in enumerate(loaded)}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
