@@ -74,6 +74,7 @@ def test_a_sample_of_every_type_and_budget(tokenizer, sampling):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
 def test_every_prompt_of_every_type(tokenizer, name, sampling):
@@ -84,6 +85,7 @@ def test_every_prompt_of_every_type(tokenizer, name, sampling):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(0.7, 0.9, 50)])
 def test_every_budget_at_every_tp(tokenizer, tp, sampling):
