@@ -8,6 +8,12 @@ from collections.abc import Sequence
 
 from methods.base import Refusal
 
+VIEWS = {
+    "stages": "where the time of a round goes, and whether that explains the speed-up",
+    "latency": "times to the first token, per token and per round, throughput, memory, energy",
+    "acceptance": "how deep the rounds reach",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
@@ -26,6 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
     table.add_argument("--format", choices=("terminal", "markdown", "csv", "latex"), default="terminal")
     table.add_argument("--by", choices=("category",), help="a row per arm and category")
+    views = table.add_mutually_exclusive_group()
+    for view, meaning in VIEWS.items():
+        views.add_argument(f"--{view}", dest="view", action="store_const", const=view, help=meaning)
     plots = commands.add_parser("plots", help="pictures for print, the numbers of each beside it as CSV")
     plots.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
     plots.add_argument("--out", metavar="DIR", help="where the files go (RESULTS/plots)")
@@ -47,9 +56,9 @@ def _table(options: argparse.Namespace) -> None:
     from analysis.tables import print_summary, table
 
     if options.format == "terminal":
-        print_summary(options.results, by=options.by)
+        print_summary(options.results, by=options.by, view=options.view)
     else:
-        sys.stdout.write(table(options.results, options.format, options.by))
+        sys.stdout.write(table(options.results, options.format, options.by, options.view))
 
 
 def _plots(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ tells them apart. Units are in the names: `_s` seconds, `_bytes` bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,15 +16,17 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from analysis import stats
+from analysis.figures import IDENTITY, SPEED_FIGURES, figures, speedups, stage_times, total
 from analysis.records import (
     BASELINE,
     REQUEST_DTYPES,
     ROUND_DTYPES,
+    STAGES,
     Arm,
     Cell,
+    engine_fact,
     find_cells,
     requests_of,
-    resolved_dtype,
     rounds_of,
 )
 from methods.base import Refusal
@@ -42,12 +44,6 @@ _SETTINGS = {
     "concurrency": "int64",
 }
 _DEFAULTS = {"concurrency": 1}
-SPEED_FIGURES = (
-    *("acceptance_length", "acceptance_length_per_request", "tokens_per_round"),
-    *("speedup", "speedup_low", "speedup_high"),
-    *("speedup_e2e", "speedup_e2e_low", "speedup_e2e_high", "speedup_ratio_of_means"),
-    *("ttft_s", "tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "e2e_s", "tokens_per_s"),
-)
 RUN_DTYPES = {
     "cell_id": "str",
     "arm": "str",
@@ -56,7 +52,7 @@ RUN_DTYPES = {
     **_SETTINGS,
     "status": "str",
     "reason": "str",
-    **dict.fromkeys(("n_requests", "n_prompts", "n_output"), "int64"),
+    **dict.fromkeys(("n_requests", "n_prompts", "n_output", "n_uncut_rounds", "n_differing", "n_profiled"), "int64"),
     **dict.fromkeys(SPEED_FIGURES, "float64"),
     "peak_mem_bytes": "float64",
     "max_gap": "float64",
@@ -66,13 +62,17 @@ RUN_DTYPES = {
     "oracle_rounds": "int64",
     "oracle_max_gap": "float64",
     "oracle_disagreements": "float64",
+    "at_chance": "boolean",
     "sittings": "str",
+    "drift": "float64",
+    "drift_sitting": "Int64",
+    "drift_place": "str",
     "results": "str",
 }
 _NEEDED = (
     *("cell_id", "sitting", "phase", "arm", "prompt_id", "turn", "repeat", "category", "n_output"),
-    *("ttft_s", "tpot_s", "e2e_s", "n_rounds", "uncut_rounds", "accepted_uncut_sum"),
-    *("near_ties", "true_violations", "max_gap", "gap_tolerance", "peak_mem_bytes"),
+    *("ttft_s", "decode_s", "tpot_s", "e2e_s", *STAGES, "n_rounds", "uncut_rounds", "accepted_uncut_sum"),
+    *("exact_match", "near_ties", "true_violations", "max_gap", "gap_tolerance", "peak_mem_bytes", "energy_j"),
 )
 
 
@@ -93,21 +93,24 @@ def load_rounds(path: str | Path) -> pd.DataFrame:
 
 
 def load_runs(path: str | Path, *, by: Literal["category"] | None = None, unfinished: bool = False) -> pd.DataFrame:
-    """One row per cell and arm, repeats pooled, timed requests only; the baseline first, then by budget.
+    """One row per cell and arm, repeats pooled; the baseline first, then by budget.
+
+    Figures are of timed requests, stage times and the identity of profiled ones, drift of the sentinel.
 
     Args:
         path: a results folder, or one above several.
         by: one row per cell, category and arm instead, with a column `category`.
         unfinished: include the arms still to be finished, with `status` `pending` and the figures so far.
 
-    `status` is one of `complete drifted invalid failed`; an arm with true violations is `invalid` whatever was
-    written. Speed-ups are NaN where the baseline itself is invalid or failed.
+    `status` is one of `complete drifted invalid failed`: an arm with true violations is `invalid` whatever was
+    written, a complete one whose requests are from a sitting in which the machine moved is `drifted`. Speed-ups are
+    NaN where the baseline itself is invalid or failed.
     """
     cells = find_cells(path)
     frames = (requests_of(cell, _NEEDED) for cell in cells)
     dtypes = {**{name: REQUEST_DTYPES[name] for name in _NEEDED}, "results": "str"}
     requests = _together(cells, frames, dtypes)
-    found = _Found(requests[requests["phase"] == "timed"], by)
+    found = _Found(requests, by)
     rows = [row for cell in cells for row in _rows_of(cell, found, unfinished)]
     return _frame(rows, {**RUN_DTYPES, **({"category": "str"} if by else {})})
 
@@ -139,16 +142,20 @@ class _Groups:
 
 
 class _Found:
-    """The timed requests of all cells: those that count, those in pairs, and all of them."""
+    """The requests of all cells: the timed ones that count, those in pairs, all of them; the profiled; the drift."""
 
-    def __init__(self, timed: pd.DataFrame, by: str | None) -> None:
+    def __init__(self, requests: pd.DataFrame, by: str | None) -> None:
         keys = [*stats.CELL, "arm", *([by] if by else [])]
+        timed, kept, pairs = requests[requests["phase"] == "timed"], stats.one_each(requests), stats.pair(requests)
         self.by_category = by is not None
-        self.kept = _Groups(stats.one_each(timed), keys)
-        self.pairs = _Groups(stats.pair(timed), keys)
+        self.kept = _Groups(kept, keys)
+        self.pairs = _Groups(pairs, keys)
+        self.profiled = _Groups(stats.identity(requests, pairs), keys)
         self.all = _Groups(timed, keys)
         self.of_arm = _Groups(timed, [*stats.CELL, "arm"])
+        self.kept_of_arm = _Groups(kept, [*stats.CELL, "arm"])
         self.categories = timed.groupby(stats.CELL, sort=False)["category"].unique()
+        self.drift = dict(list(stats.drift(requests).groupby(stats.CELL, sort=False)))
 
     def split(self, cell: Cell) -> list[tuple[str, ...]]:
         """What follows the arm in a group's key, for each row that the cell's arms have."""
@@ -156,19 +163,43 @@ class _Found:
             return [()]
         return [(category,) for category in self.categories.get((cell.results, cell.cell_id), ())] or [("",)]
 
+    def arm(self, cell: Cell, arm: Arm) -> dict[str, Any]:
+        """How an arm stands: the sittings its requests are from, the largest move in them, and its status."""
+        place = cell.results, cell.cell_id
+        sittings = np.unique(self.kept_of_arm[*place, arm.name]["sitting"])
+        moves = self.drift.get(place)
+        moves = None if moves is None else moves[moves["sitting"].isin(sittings)]
+        stands: dict[str, Any] = {
+            "status": arm.status,
+            "sittings": " ".join(f"{sitting:.0f}" for sitting in sittings),
+            "drift": math.nan,
+            "drift_sitting": None,
+            "drift_place": None,
+        }
+        if moves is not None and len(moves):
+            largest = moves.assign(size=moves["shift"].abs()).sort_values(["drifted", "size"]).iloc[-1]
+            stands["drift"] = math.expm1(largest["shift"])
+            stands |= {"drift_sitting": largest["sitting"], "drift_place": largest["place"]}
+            if largest["drifted"] and arm.status == "complete":
+                stands["status"] = "drifted"
+        if total(self.of_arm[*place, arm.name]["true_violations"]) and arm.status != "failed":
+            stands["status"] = "invalid"
+        return stands
+
 
 def _rows_of(cell: Cell, found: _Found, unfinished: bool) -> Iterable[dict[str, Any]]:
     """A cell's rows of `load_runs`."""
     place = cell.results, cell.cell_id
     settings = {name: _setting(cell, name) for name in _SETTINGS}
-    status = {arm.name: _status(arm, _total(found.of_arm[*place, arm.name]["true_violations"])) for arm in cell.arms}
-    sound = status.get(BASELINE) not in ("invalid", "failed")
+    stands = {arm.name: found.arm(cell, arm) for arm in cell.arms}
+    sound = BASELINE in stands and stands[BASELINE]["status"] not in ("invalid", "failed")
+    vocabulary = float(engine_fact(cell, "vocab_size") or math.nan)
     for category in found.split(cell):
         for arm in cell.arms:
-            if status[arm.name] == "pending" and not unfinished:
+            if stands[arm.name]["status"] == "pending" and not unfinished:
                 continue
             key = (*place, arm.name, *category)
-            mine, paired = found.kept[key], found.pairs[key if sound else ()]
+            mine, compared = found.kept[key], key if sound else ()
             yield {
                 **settings,
                 "category": category[0] if category and category[0] else None,
@@ -177,77 +208,26 @@ def _rows_of(cell: Cell, found: _Found, unfinished: bool) -> Iterable[dict[str, 
                 "arm": arm.name,
                 "method": arm.method,
                 "budget": arm.budget,
-                "status": status[arm.name],
                 "reason": arm.reason,
-                **_figures(mine),
-                **_speedups(paired),
-                "near_ties": _total(mine["near_ties"]),
-                "true_violations": _total(found.all[key]["true_violations"]),
+                **stands[arm.name],
+                **figures(mine, settings["tp"], settings["concurrency"]),
+                **speedups(found.pairs[compared]),
+                **stage_times(found.profiled[key]),
+                **({} if sound else dict.fromkeys(IDENTITY, math.nan)),
+                "at_chance": stats.at_chance(mine, arm.budget, vocabulary) if arm.drafts else None,
+                "near_ties": total(mine["near_ties"]),
+                "true_violations": total(found.all[key]["true_violations"]),
                 "oracle_rounds": 0,
                 "oracle_max_gap": math.nan,
                 "oracle_disagreements": math.nan,
-                "sittings": " ".join(f"{sitting:.0f}" for sitting in np.unique(mine["sitting"])),
             }
-
-
-def _status(arm: Arm, violations: int | None) -> str:
-    return "invalid" if violations and arm.status in ("complete", "drifted", "pending") else arm.status
 
 
 def _setting(cell: Cell, name: str) -> Any:
     """A cell's setting; a dtype of `auto` as the engine resolved it, once a sitting has recorded that."""
     value = cell.settings.get(name, _DEFAULTS.get(name))
     if name == "dtype" and value == "auto":
-        value = resolved_dtype(cell) or value
+        value = str(engine_fact(cell, "dtype") or value).removeprefix("torch.")
     if value is None:
         raise Refusal(f"{cell.folder / 'cell.json'} is damaged: settings.{name} is missing.")
     return value
-
-
-def _figures(requests: Mapping[str, stats.Floats]) -> dict[str, float]:
-    """One arm's own figures. `tokens_per_s` counts all output tokens over the whole time of the requests."""
-    tokens, seconds = requests["n_output"].sum(), requests["e2e_s"].sum()
-    return {
-        "n_requests": len(requests["n_output"]),
-        "n_prompts": len(np.unique(requests["prompt_id"])),
-        "n_output": int(tokens),
-        "acceptance_length": stats.acceptance_length(requests),
-        "acceptance_length_per_request": stats.acceptance_length_per_request(requests),
-        "tokens_per_round": stats.tokens_per_round(requests),
-        "ttft_s": _of(np.mean, requests["ttft_s"]),
-        "tpot_s": _of(np.mean, requests["tpot_s"]),
-        "tpot_p50_s": _of(np.quantile, requests["tpot_s"], 0.5),
-        "tpot_p95_s": _of(np.quantile, requests["tpot_s"], 0.95),
-        "tpot_p99_s": _of(np.quantile, requests["tpot_s"], 0.99),
-        "e2e_s": _of(np.mean, requests["e2e_s"]),
-        "tokens_per_s": float(tokens / seconds) if seconds > 0 else math.nan,
-        "peak_mem_bytes": _of(np.max, requests["peak_mem_bytes"]),
-        "max_gap": _of(np.max, requests["max_gap"]),
-        "gap_tolerance": _of(np.max, requests["gap_tolerance"]),
-    }
-
-
-def _of(figure: Callable[..., Any], values: stats.Floats, *options: float) -> float:
-    """A figure of the values that are there; NaN of none."""
-    there = values[~np.isnan(values)]
-    return float(figure(there, *options)) if len(there) else math.nan
-
-
-def _total(values: stats.Floats) -> int | None:
-    """A sum of counts; None where nothing was counted."""
-    there = values[~np.isnan(values)]
-    return int(there.sum()) if len(there) else None
-
-
-def _speedups(pairs: Mapping[str, stats.Floats]) -> dict[str, float]:
-    """One arm's speed-ups over the baseline."""
-    decode, whole = stats.speedup(pairs), stats.speedup(pairs, "log_speedup_e2e")
-    return {
-        "speedup": decode.point,
-        "speedup_low": decode.low,
-        "speedup_high": decode.high,
-        "speedup_e2e": whole.point,
-        "speedup_e2e_low": whole.low,
-        "speedup_e2e_high": whole.high,
-        "speedup_ratio_of_means": stats.ratio_of_means(pairs),
-    }

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from analysis import stats
+from analysis.acceptance import load_acceptance
 from analysis.load import load_runs
-from analysis.records import BASELINE, KEYS, Cell, find_cells, requests_of, rounds_of
+from analysis.records import BASELINE, find_cells
 
 SETTINGS = {
     "model": "{}",
@@ -49,34 +50,16 @@ def depth_data(results: str | Path) -> pd.DataFrame:
     """
     runs = _drawable(results)
     runs = runs.loc[runs["arm"] != BASELINE, _ARM]
-    places = pd.MultiIndex.from_frame(runs[stats.CELL])
-    cells = [cell for cell in find_cells(results) if (cell.results, cell.cell_id) in places]
-    rates = [_rates(cell) for cell in cells]
-    if not rates:
-        return runs.assign(depth=0, rounds=0, marginal=math.nan)
-    return runs.merge(pd.concat(rates), on=[*stats.CELL, "arm"], how="inner")
-
-
-def _rates(cell: Cell) -> pd.DataFrame:
-    """Acceptance by depth of a cell's arms, over the requests that `load_runs` counts."""
-    kept = stats.one_each(requests_of(cell, KEYS).assign(results=cell.results))
-    rounds = rounds_of(cell).merge(kept[list(KEYS)], on=list(KEYS), how="inner")
-    uncut = rounds[(rounds["cut"] == "") & (rounds["arm"] != BASELINE)]
-    rates = {str(arm): stats.acceptance_by_depth(mine).set_index("depth") for arm, mine in uncut.groupby("arm")}
-    depths = pd.RangeIndex(1, 1 + max([1, *map(len, rates.values())]), name="depth")
-    whole = [
-        table[["rounds", "marginal"]].reindex(depths, fill_value=0).reset_index().assign(arm=arm)
-        for arm, table in rates.items()
-    ]
-    none = pd.DataFrame({"depth": [], "rounds": [], "marginal": [], "arm": pd.Series(dtype="str")})
-    return pd.concat(whole or [none]).assign(results=cell.results, cell_id=cell.cell_id)
+    rates = load_acceptance(results).drop(columns="conditional")
+    return runs.merge(rates, on=[*stats.CELL, "arm"], how="inner")
 
 
 def _drawable(results: str | Path) -> pd.DataFrame:
-    """The arms to draw, of cells that have more than the baseline, with all `SETTINGS`, `kind` (the arm without its
-    budget) and `label` (what tells its cell from the others)."""
+    """The arms to draw, of cells that have more than the baseline and its twin, with all `SETTINGS`, `kind` (the arm
+    without its budget) and `label` (what tells its cell from the others)."""
     runs = load_runs(results)
     runs = runs[runs["status"].isin(("complete", "drifted")) & (runs["n_requests"] > 0)]
+    runs = runs[(runs["arm"] == BASELINE) | (runs["method"] != BASELINE)]
     more = runs[runs["arm"] != BASELINE].groupby(stats.CELL)["arm"].size().index
     runs = runs[pd.MultiIndex.from_frame(runs[stats.CELL]).isin(more)].copy()
     stored = {(cell.results, cell.cell_id): cell.settings for cell in find_cells(results)}

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from analysis.checks import check_record, check_rounds, check_sums
 from methods.base import Refusal
 
 SCHEMA_VERSION = 1
@@ -56,8 +57,10 @@ _READ = {
     "max_gap": "float64",
     "gap_tolerance": "float64",
     "peak_mem_bytes": "float64",
+    "energy_j": "float64",
     "started_utc": "str",
 }
+_WRITTEN = frozenset((*_READ, "rounds", "stages"))
 REQUEST_DTYPES = {**_READ, **dict.fromkeys(STAGES, "float64"), **_DERIVED}
 ROUND_DTYPES = {
     **{key: _READ[key] for key in KEYS},
@@ -80,6 +83,11 @@ class Arm:
     settings: Mapping[str, Any]
     status: str
     reason: str | None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it proposes anything: the baseline and its twin in a null test do not."""
+        return self.method != BASELINE
 
     @property
     def order(self) -> tuple[bool, bool, str, float, str]:
@@ -144,12 +152,12 @@ def _arm(content: Record) -> Arm:
     )
 
 
-def resolved_dtype(cell: Cell) -> str | None:
-    """The dtype the engine ran in, from the first sitting that recorded its environment."""
+def engine_fact(cell: Cell, name: str) -> Any:
+    """What the engine said of itself under `name`, from the first sitting that recorded it; None where none did."""
     for file in sorted(cell.folder.glob("sittings/*/environment.json"), key=lambda file: int(file.parent.name)):
-        dtype = (_read_json(file).get("engine") or {}).get("dtype")
-        if dtype:
-            return str(dtype).removeprefix("torch.")
+        fact = (_read_json(file).get("engine") or {}).get(name)
+        if fact is not None:
+            return fact
     return None
 
 
@@ -184,7 +192,11 @@ def records(cell: Cell) -> list[dict[str, Any]]:
 
     The line itself cannot always tell: the baseline may have answered after it.
     """
-    found = [record for file in sitting_files(cell) for record in lines(file)]
+    found = []
+    for file in sitting_files(cell):
+        for record in lines(file):
+            check_record(record, _WRITTEN, file)
+            found.append(record)
     answers = {_place(record): record["output_ids"] for record in found if record["arm"] == BASELINE}
     for record in found:
         reference = answers.get(_place(record))
@@ -199,7 +211,9 @@ def _place(record: Record) -> tuple[Any, ...]:
 def requests_of(cell: Cell, columns: Sequence[str] = tuple(REQUEST_DTYPES)) -> pd.DataFrame:
     """One row a request with the columns asked for, from Parquet where it is complete, else from JSONL."""
     if _parquet_is_complete(cell):
-        table = pd.read_parquet(cell.folder / "requests.parquet", columns=list(columns))
+        file = cell.folder / "requests.parquet"
+        table = pd.read_parquet(file, columns=list(dict.fromkeys((*columns, *KEYS, "n_output", *_DERIVED))))
+        check_sums(table, file)
         return pd.DataFrame({name: _column(name, table[name]) for name in columns})
     return requests_frame(records(cell), columns)
 
@@ -207,7 +221,9 @@ def requests_of(cell: Cell, columns: Sequence[str] = tuple(REQUEST_DTYPES)) -> p
 def rounds_of(cell: Cell) -> pd.DataFrame:
     """One row a round, in the order of `requests_of`."""
     if _parquet_is_complete(cell):
-        table = pd.read_parquet(cell.folder / "rounds.parquet", columns=list(ROUND_DTYPES))
+        file = cell.folder / "rounds.parquet"
+        table = pd.read_parquet(file, columns=list(ROUND_DTYPES))
+        check_rounds(table, requests_of(cell, (*KEYS, "n_output", "n_rounds")), file)
         return pd.DataFrame({name: _column(name, table[name]) for name in ROUND_DTYPES})
     return rounds_frame(records(cell))
 

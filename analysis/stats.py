@@ -1,4 +1,4 @@
-"""The statistics: acceptance in its several words, and paired speed-ups with their intervals.
+"""The statistics: acceptance in its several words, paired speed-ups with their intervals, drift, the identity check.
 
 A speed-up compares an arm's request with the baseline's request of the same sitting, prompt, turn and repeat. The
 prompt is the unit: repeats and turns are averaged within it, so that asking again never narrows an interval
@@ -17,12 +17,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.records import BASELINE
+from analysis.records import BASELINE, STAGES
 
 CELL = ["results", "cell_id"]
 ASKED = ["prompt_id", "turn", "repeat"]
 RESAMPLES = 10_000
 STUDENTISED_BELOW = 30
+DRIFT = 0.03  # a move of the machine that is not let pass, as a logarithm
+PLACES = {1: "middle", 2: "end"}  # of a sitting, by the repeat of its sentinel requests; 0 is the start
+AT_CHANCE = 0.05  # accepted tokens a round that no drafter worth the name stays below
+ENOUGH_ROUNDS = 20  # to tell
 _STUDENT_T_975 = {2: 12.7062, 3: 4.3027}  # by prompts: so few have hardly any resamples
 _BLOCK = 20_000_000  # numbers drawn at a time
 _NORMAL = NormalDist()
@@ -59,48 +63,71 @@ def tokens_per_round(requests: Table) -> float:
     return float((requests["n_output"] - 1).sum() / rounds) if rounds else math.nan
 
 
-def acceptance_by_depth(rounds: pd.DataFrame) -> pd.DataFrame:
-    """How deep uncut rounds reach: one row a depth from 1 to the deepest accepted.
+def tokens_per_target_forward(requests: Table) -> float:
+    """Output tokens over the target's passes: one a round, and one for the prefill, however it was cut up."""
+    passes = (requests["n_rounds"] + 1).sum()
+    return float(requests["n_output"].sum() / passes) if passes else math.nan
+
+
+def acceptance_by_depth(rounds: pd.DataFrame, deepest: int = 0) -> pd.DataFrame:
+    """How deep uncut rounds reach: one row a depth from 1 to the deepest accepted, or to `deepest` if that is more.
 
     Columns: `depth`; `rounds` that accepted at least so many; `marginal`, their share of all rounds, so that
-    1 + Σ marginal is the acceptance length; `conditional`, their share of those that reached the depth before.
+    1 + Σ marginal is the acceptance length; `conditional`, their share of those that reached the depth before
+    (NaN where none did).
     """
-    counts = _accepted_counts(rounds)
+    counts = _accepted_counts(rounds, deepest)
     reached = counts[::-1].cumsum()[::-1]
-    depths = np.arange(1, len(reached))
+    before = np.where(reached[:-1] > 0, reached[:-1], np.nan)
     return pd.DataFrame(
         {
-            "depth": depths,
+            "depth": np.arange(1, len(reached)),
             "rounds": reached[1:],
             "marginal": reached[1:] / max(int(reached[0]), 1),
-            "conditional": reached[1:] / reached[:-1],
+            "conditional": reached[1:] / before,
         }
     )
 
 
-def acceptance_histogram(rounds: pd.DataFrame) -> pd.DataFrame:
+def acceptance_histogram(rounds: pd.DataFrame, deepest: int = 0) -> pd.DataFrame:
     """Uncut rounds by what they accepted: columns `accepted` (from 0), `rounds` and `share`."""
-    counts = _accepted_counts(rounds)
+    counts = _accepted_counts(rounds, deepest)
     shares = counts / max(int(counts.sum()), 1)
     return pd.DataFrame({"accepted": np.arange(len(counts)), "rounds": counts, "share": shares})
 
 
-def _accepted_counts(rounds: pd.DataFrame) -> NDArray[np.int64]:
+def _accepted_counts(rounds: pd.DataFrame, deepest: int) -> NDArray[np.int64]:
     accepted = rounds.loc[rounds["cut"] == "", "accepted"].to_numpy(dtype=np.int64)
-    return np.bincount(accepted, minlength=1).astype(np.int64)
+    return np.bincount(accepted, minlength=deepest + 1).astype(np.int64)
 
 
-def one_each(requests: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
-    """Timed requests, one for each arm, prompt, turn and repeat: what an uninterrupted run would have left.
+def at_chance(requests: Table, budget: float, vocabulary: float) -> bool:
+    """Whether a drafter's acceptance cannot be told from chance: it is not fed, or is not this target's.
+
+    Candidates in an order that knows nothing of the text hold the target's token in budget / vocabulary of the rounds
+    at best, all of them at depth 1. Acceptance within three standard errors of that, or below 0.05 tokens a round, is
+    at chance level. Fewer than 20 uncut rounds do not tell. A budget of NaN is a chain, one candidate a depth; a
+    vocabulary of NaN is not known, and endless.
+    """
+    rounds = float(requests["uncut_rounds"].sum())
+    if rounds < ENOUGH_ROUNDS:
+        return False
+    lucky = 0.0 if math.isnan(vocabulary) else min((1.0 if math.isnan(budget) else budget) / vocabulary, 1.0)
+    reach = lucky + 3 * math.sqrt(lucky * (1 - lucky) / rounds)
+    return float(requests["accepted_uncut_sum"].sum()) / rounds < max(AT_CHANCE, reach)
+
+
+def one_each(requests: pd.DataFrame, baseline: str = BASELINE, phase: str = "timed") -> pd.DataFrame:
+    """A phase's requests, one for each arm, prompt, turn and repeat: what an uninterrupted run would have left.
 
     A cell that was taken up again has asked the baseline some prompts twice, once a sitting. Kept is the first
     answer whose sitting also holds the baseline's; without one, the first.
     """
-    timed = requests[requests["phase"] == "timed"]
+    asked = requests[requests["phase"] == phase]
     keys = [*CELL, "sitting", *ASKED]
-    answered = pd.MultiIndex.from_frame(timed.loc[timed["arm"] == baseline, keys])
-    alone = ~pd.MultiIndex.from_frame(timed[keys]).isin(answered)
-    order = timed.assign(_alone=alone).sort_values(["_alone", "sitting"], kind="stable")
+    answered = pd.MultiIndex.from_frame(asked.loc[asked["arm"] == baseline, keys])
+    alone = ~pd.MultiIndex.from_frame(asked[keys]).isin(answered)
+    order = asked.assign(_alone=alone).sort_values(["_alone", "sitting"], kind="stable")
     return order.drop_duplicates([*CELL, "arm", *ASKED]).drop(columns="_alone").sort_index()
 
 
@@ -126,13 +153,13 @@ def _log_ratio(above: pd.Series[float], below: pd.Series[float]) -> pd.Series[fl
     return (above.where(sound) / below.where(sound)).map(math.log, na_action="ignore")
 
 
-def speedup(pairs: Table, column: str = "log_speedup") -> Interval:
+def speedup(pairs: Table, column: str = "log_speedup", resamples: int = RESAMPLES) -> Interval:
     """The geometric mean over prompts of one arm's speed-up, with its interval; `pairs` as from `pair`."""
     ratios = np.asarray(pairs[column], dtype=np.float64)
     there = ~np.isnan(ratios)
     prompts = pd.factorize(np.asarray(pairs["prompt_id"])[there], sort=True)[0]
     by_prompt = np.bincount(prompts, ratios[there]) / np.maximum(np.bincount(prompts), 1)
-    point, low, high, n = bootstrap_ci(by_prompt)
+    point, low, high, n = bootstrap_ci(by_prompt, resamples)
     return Interval(math.exp(point), math.exp(low), math.exp(high), n)
 
 
@@ -140,6 +167,57 @@ def ratio_of_means(pairs: Table) -> float:
     """The baseline's mean TPOT over the arm's: long and slow prompts count for more than in `speedup`."""
     both = ~np.isnan(np.asarray(pairs["log_speedup"], dtype=np.float64))
     return float(pairs["tpot_baseline_s"][both].mean() / pairs["tpot_s"][both].mean()) if both.any() else math.nan
+
+
+def drift(requests: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
+    """How far the machine moved within each sitting, told by the sentinel: the same prompts, asked of the baseline at
+    the start, in the middle and at the end.
+
+    One row per `results cell_id sitting place`, with `place` `middle` or `end`; `shift`, the mean over prompts of
+    log(TPOT there / TPOT at the start), above 0 where the machine became slower; its `standard_error` over prompts,
+    NaN of one prompt; and `drifted`, whether the shift is beyond 0.03 or three standard errors, whichever is larger.
+    """
+    prompt = [*CELL, "sitting", "prompt_id", "turn"]
+    asked = _logs(requests[(requests["phase"] == "sentinel") & (requests["arm"] == baseline)])
+    start = asked.loc[asked["repeat"] == 0, [*prompt, "log"]]
+    later = asked[asked["repeat"].isin(PLACES)].merge(start, on=prompt, suffixes=("", "_start"))
+    later = later.assign(shift=later["log"] - later["log_start"], place=later["repeat"].map(PLACES).astype("str"))
+    place = [*CELL, "sitting", "place"]
+    by_prompt = later.groupby([*place, "prompt_id"], sort=False)["shift"].mean()
+    found = by_prompt.groupby(place, sort=False).agg(shift="mean", standard_error="sem").reset_index()
+    limit = np.maximum(DRIFT, 3 * found["standard_error"].fillna(0))
+    return found.assign(drifted=found["shift"].abs() > limit)
+
+
+def identity(requests: pd.DataFrame, pairs: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
+    """The profiled requests, one for each arm and prompt, and what the stages of their rounds say of the speed-up.
+
+    `log_predicted` is the logarithm of tokens per round × t_AR / (draft + build + verify + commit), the stages per
+    round. t_AR is the baseline's TPOT without profiling for the same prompt in the same sitting: the sentinel's last,
+    right before the profiled pass, so that a machine that moved earlier does not show; else the timed requests'.
+    `log_measured` is the arm's measured speed-up on that prompt, from `pairs`. Whatever a timed round spends outside
+    its stages keeps the two apart.
+    """
+    asked = ["prompt_id", "turn"]
+    plain = _logs(requests[requests["arm"] == baseline])
+    prompt = [*CELL, "sitting", *asked]
+    timed = plain[plain["phase"] == "timed"].groupby(prompt)["log"].mean()
+    latest = plain[plain["phase"] == "sentinel"].sort_values("repeat").groupby(prompt)["log"].last()
+    step = latest.combine_first(timed).rename("log_step").reset_index()
+    measured = pairs.groupby([*CELL, "arm", *asked])["log_speedup"].mean().rename("log_measured").reset_index()
+    found = one_each(requests, baseline, phase="profile")
+    spent = found[list(STAGES)].sum(axis=1)
+    found = found[(found["n_rounds"] > 0) & (spent > 0)]
+    found = found.merge(step, on=prompt, how="left")
+    found = found.merge(measured, on=[*CELL, "arm", *asked], how="left")
+    rates = (found["n_output"] - 1) / found[list(STAGES)].sum(axis=1)  # rounds cancel
+    return found.assign(log_predicted=found["log_step"] + np.log(rates.to_numpy(dtype=np.float64)))
+
+
+def _logs(requests: pd.DataFrame) -> pd.DataFrame:
+    """The requests that have a TPOT, with its natural logarithm in `log`."""
+    there = requests[requests["tpot_s"] > 0]
+    return there.assign(log=np.log(there["tpot_s"].to_numpy(dtype=np.float64)))
 
 
 def bootstrap_ci(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Interval:

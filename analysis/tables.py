@@ -7,7 +7,6 @@ The figures of an arm that is invalid or failed are not shown; its row says why.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +16,19 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.load import SPEED_FIGURES, load_runs
-from analysis.records import BASELINE
+from analysis.acceptance import load_acceptance
+from analysis.columns import HIDDEN, NOTHING, NUMBERS, Column, View, columns_of
+from analysis.figures import SPEED_FIGURES
+from analysis.load import load_runs
+from analysis.notes import note
 
 Format = Literal["terminal", "markdown", "csv", "latex"]
 By = Literal["category"]
-NOTHING = "–"
+_FACTORS = (
+    *("cell_id", "arm", "method", "budget", "engine", "tp", "model", "device", "dtype", "workload", "temperature"),
+    *("concurrency", "status"),
+)
 _WIDTH = 120  # where the output is not a terminal
-_HIDDEN = ("invalid", "failed")
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -33,17 +37,8 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "·": r"$\cdot$",
     "τ": r"$\tau$",
     "×": r"$\times$",
+    "±": r"$\pm$",
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column as shown: its title and how a row of `load_runs` fills it. A `figure` goes blank with its arm."""
-
-    title: str
-    show: Callable[[Any], str]
-    figure: bool = False
-    text: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,26 +51,34 @@ class Table:
     note: str
 
 
-def summary_tables(results: str | Path, by: By | None = None) -> list[Table]:
+def summary_tables(results: str | Path, by: By | None = None, view: View | None = None) -> list[Table]:
     """One table a cell of a results folder, finished or running."""
-    return tables_of(load_runs(results, by=by, unfinished=True))
+    runs = load_runs(results, by=by, unfinished=True)
+    if view == "acceptance":
+        keys = _keys(by)
+        rates = load_acceptance(results, by=by).groupby(keys, sort=False)["marginal"].agg(tuple)
+        runs["marginal"] = [rates.get(key, ()) for key in runs[keys].itertuples(index=False, name=None)]
+    return tables_of(runs, view)
 
 
-def tables_of(runs: pd.DataFrame) -> list[Table]:
+def _keys(by: By | None) -> list[str]:
+    return ["results", "cell_id", "arm", *([by] if by else [])]
+
+
+def tables_of(runs: pd.DataFrame, view: View | None = None) -> list[Table]:
     """One table a cell of a frame like `load_runs` gives, arms in its order."""
     several = runs["results"].nunique() > 1
-    return [_table(cell, several) for _, cell in runs.groupby(["results", "cell_id"], sort=False)]
+    return [_table(cell, several, view) for _, cell in runs.groupby(["results", "cell_id"], sort=False)]
 
 
-def _table(cell: pd.DataFrame, several: bool) -> Table:
-    columns = (CATEGORY, *COLUMNS) if "category" in cell else COLUMNS
-    rows = list(cell.itertuples())
+def _table(cell: pd.DataFrame, several: bool, view: View | None) -> Table:
+    columns, rows = columns_of(cell, view), list(cell.itertuples())
     cells = tuple(tuple(_shown(column, row) for column in columns) for row in rows)
-    return Table(_heading(rows[0], several), columns, cells, _note(cell))
+    return Table(_heading(rows[0], several), columns, cells, note(cell, view))
 
 
 def _shown(column: Column, row: Any) -> str:
-    return NOTHING if column.figure and row.status in _HIDDEN else column.show(row)
+    return NOTHING if column.figure and row.status in HIDDEN else column.show(row)
 
 
 def _heading(row: Any, several: bool) -> str:
@@ -84,89 +87,31 @@ def _heading(row: Any, several: bool) -> str:
     return " · ".join([*([row.results] if several else []), *parts, f"cell {row.cell_id}"])
 
 
-def _note(cell: pd.DataFrame) -> str:
-    prompts, requests = (int(cell.groupby("arm")[name].sum().max()) for name in ("n_prompts", "n_requests"))
-    repeats = round(requests / max(prompts, 1))
-    said = [f"{_count(prompts, 'prompt')}, {_count(repeats, 'repeat')}" if prompts else "no requests yet"]
-    if cell["speedup_low"].notna().any():
-        said.append("speed-up: geometric mean of per-prompt TPOT ratios [95 % bootstrap interval over prompts]")
-    tolerance = cell["gap_tolerance"].max()
-    if pd.notna(tolerance):
-        said.append(f"near tie: within {tolerance:.2g} logits of the target's choice")
-    if cell.loc[cell["n_requests"] > 0, "sittings"].nunique() > 1:
-        said.append("arms were timed in different sittings: compare their speed-ups, not their times")
-    return "; ".join(said) + "."
+def table(results: str | Path, format: Format = "terminal", by: By | None = None, view: View | None = None) -> str:
+    """The summary of a results folder as text, or one of the views behind it.
 
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _number(value: float, decimals: int) -> str:
-    return NOTHING if pd.isna(value) else f"{value:.{decimals}f}"
-
-
-def _ms(seconds: float) -> str:
-    """Milliseconds with three figures or so."""
-    ms = seconds * 1e3
-    return _number(ms, 0 if ms >= 1000 else 1 if ms >= 100 else 2)
-
-
-def _speedup(row: Any) -> str:
-    if row.arm == BASELINE or pd.isna(row.speedup):
-        return _number(row.speedup, 2)
-    return f"{row.speedup:.2f} [{_number(row.speedup_low, 2)}, {_number(row.speedup_high, 2)}]"
-
-
-def _lossless(row: Any) -> str:
-    """The gate's finding for an arm, or why there is none."""
-    if row.status == "failed":
-        return f"failed: {row.reason}" if pd.notna(row.reason) else "failed"
-    if row.status == "invalid":
-        broken = row.true_violations if pd.notna(row.true_violations) else 0
-        return f"INVALID: {_count(broken, 'violation') if broken else row.reason}"
-    if row.status == "pending" and not row.n_requests:
-        return "unfinished"
-    found = "not checked" if pd.isna(row.true_violations) else "yes"
-    if pd.notna(row.near_ties) and row.near_ties:
-        found += f", {_count(row.near_ties, 'near tie')}"
-    return found + {"pending": "; unfinished", "drifted": "; drifted"}.get(row.status, "")
-
-
-CATEGORY = Column("category", lambda row: NOTHING if pd.isna(row.category) else row.category, text=True)
-COLUMNS = (
-    Column("arm", lambda row: row.arm, text=True),
-    Column("requests", lambda row: str(row.n_requests)),
-    Column("output tokens", lambda row: str(row.n_output)),
-    Column("tokens/s", lambda row: _number(row.tokens_per_s, 1), figure=True),
-    Column("TTFT (ms)", lambda row: _ms(row.ttft_s), figure=True),
-    Column("TPOT (ms)", lambda row: _ms(row.tpot_s), figure=True),
-    Column("acceptance length", lambda row: _number(row.acceptance_length, 2), figure=True),
-    Column("tokens per round", lambda row: _number(row.tokens_per_round, 2), figure=True),
-    Column("speed-up over AR", _speedup, figure=True),
-    Column("lossless", _lossless, text=True),
-)
-
-
-def table(results: str | Path, format: Format = "terminal", by: By | None = None) -> str:
-    """The summary of a results folder as text. `csv` gives the numbers behind it, one row an arm, unrounded."""
-    runs = load_runs(results, by=by, unfinished=True)
+    `csv` gives the numbers unrounded, one row an arm (and depth, for `acceptance`): all that `load_runs` has, or the
+    view's. A view is `stages` (where a round's time goes), `latency` or `acceptance` (how deep rounds reach).
+    """
     if format == "csv":
-        return _csv(runs)
+        return _csv(results, by, view)
+    tables = summary_tables(results, by, view)
     if format == "terminal":
         text = io.StringIO()
-        _print(Console(file=text, width=_WIDTH, highlight=False), tables_of(runs))
+        _print(Console(file=text, width=_WIDTH, highlight=False), tables)
         return text.getvalue()
-    return "\n".join({"markdown": _markdown, "latex": _latex}[format](one) for one in tables_of(runs))
+    return "\n".join({"markdown": _markdown, "latex": _latex}[format](one) for one in tables)
 
 
-def print_summary(results_dir: str | Path, console: Console | None = None, by: By | None = None) -> None:
+def print_summary(
+    results_dir: str | Path, console: Console | None = None, by: By | None = None, view: View | None = None
+) -> None:
     """Print the summary of a results folder, as a run does at its end."""
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(highlight=False, width=_WIDTH)
-    _print(console, summary_tables(results_dir, by))
+    _print(console, summary_tables(results_dir, by, view))
 
 
 def _print(console: Console, tables: list[Table]) -> None:
@@ -247,8 +192,14 @@ def _tex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _csv(runs: pd.DataFrame) -> str:
-    """All columns of `load_runs`, the figures of invalid and failed arms left empty."""
-    figures = list(SPEED_FIGURES)
-    runs[figures] = runs[figures].mask(runs["status"].isin(_HIDDEN))
+def _csv(results: str | Path, by: By | None, view: View | None) -> str:
+    """The figures of invalid and failed arms are left empty."""
+    runs = load_runs(results, by=by, unfinished=True)
+    if view is not None:
+        runs = runs[[*_FACTORS, *([by] if by else []), *NUMBERS[view], "results"]]
+    figures = [name for name in SPEED_FIGURES if name in runs]
+    if view == "acceptance":
+        runs = runs.merge(load_acceptance(results, by=by), on=_keys(by), how="left")
+        figures += ["rounds", "marginal", "conditional"]
+    runs[figures] = runs[figures].mask(runs["status"].isin(HIDDEN))
     return runs.to_csv(index=False, lineterminator="\n")

@@ -1,7 +1,8 @@
 """The process that works one sitting of a cell: `python -m harness.cell SITTING.json`, started by the parent.
 
-It opens the engine, warms every arm, and then answers prompt after prompt with all arms in turn. A request is
-timed, scored outside the timing, and on disk before the next one starts.
+It opens the engine, warms every shape, and then answers prompt after prompt with all arms in turn; before, halfway
+and after, AR answers the same few prompts to show whether the machine drifted; at the end the stages are timed. A
+request is timed, scored outside the timing, and on disk before the next one starts.
 """
 
 from __future__ import annotations
@@ -15,44 +16,24 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import workloads
+from harness import memory
 from harness.cells import BASELINE
-from harness.environment import environment, now_utc
+from harness.environment import environment, now_utc, tokenizer_facts
+from harness.gpu import GpuWatch
+from harness.questions import Question, Questions, render
 from harness.records import Asked, Checked, Phase, Record, RecordWriter, write_json
+from harness.results import Step
 from harness.sitting import Event, EventSender, Sitting
 from harness.targets import load_class
 from methods.base import Engine, Generation, Method, Refusal, Request, Score
-from methods.locate import resolve, stop_ids
-from workloads import Prompt
+from methods.locate import resolve
 
-WARMUP_TOKENS = 32
 REFUSED = 2
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt, rendered: the same ids for every arm."""
-
-    prompt: Prompt
-    request: Request
-
-
-@dataclass
-class Questions:
-    """Every question of the cell, those for warm-up apart."""
-
-    asked: dict[str, Question]
-    warmup: list[Question]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt with its answer."""
-        every = [question.request for question in (*self.asked.values(), *self.warmup)]
-        return max(len(request.prompt_ids) + request.max_new_tokens for request in every)
+SENTINEL_PLACES = ("start", "middle", "end")
 
 
 @dataclass
@@ -64,29 +45,40 @@ class Worker:
     tokenizer: Any
     writer: RecordWriter
     events: EventSender
+    watch: GpuWatch
     tolerance: float = 0.0
     order_index: int = 0
-    baseline_outputs: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    baseline_outputs: dict[tuple[Phase, str, int], tuple[int, ...]] = field(default_factory=dict)
     scores: dict[tuple[str, tuple[int, ...]], Score] = field(default_factory=dict)
 
-    def answer(self, method: Method, question: Question, phase: Phase, repeat: int) -> None:
+    def answer(self, method: Method, question: Question, phase: Phase, repeat: int, *, profile: bool = False) -> None:
         """One request, from the question to the line on disk."""
         self.events.send(Event("started", method.arm))
         started = now_utc()
-        with _no_collection():
-            generation = self.engine.generate(method, question.request)
-        if phase == "timed" and method == BASELINE:
-            self.baseline_outputs[question.prompt.id, repeat] = generation.output_ids
+        generation, energy_j = self._generate(method, question.request, profile)
+        if phase != "warmup":
+            self.watch.sample()
+            if method == BASELINE:
+                self.baseline_outputs[phase, question.prompt.id, repeat] = generation.output_ids
         record = Record(
             asked=self._asked(method, question, phase, repeat),
             generation=generation,
             checked=self._check(question, generation, phase, repeat),
             text=self.tokenizer.decode(list(generation.output_ids), skip_special_tokens=True),
             started_utc=started,
+            energy_j=energy_j,
         )
         self.writer.append(record)
         self.order_index += 1
         self.events.send(_done(method, generation, phase))
+
+    def _generate(self, method: Method, request: Request, profile: bool) -> tuple[Generation, float | None]:
+        """The engine's answer, and the joules that the cell's GPUs used for it where they count them."""
+        before = self.watch.energy_j()
+        with _no_collection():
+            generation = self.engine.generate(method, request, profile=profile)
+        after = self.watch.energy_j()
+        return generation, None if before is None or after is None else after - before
 
     def _asked(self, method: Method, question: Question, phase: Phase, repeat: int) -> Asked:
         prompt, request = question.prompt, question.request
@@ -111,7 +103,7 @@ class Worker:
         key = question.prompt.id, output
         if key not in self.scores:
             self.scores[key] = self.engine.score(question.request, output, self.tolerance)
-        reference = self.baseline_outputs.get((question.prompt.id, repeat)) if phase == "timed" else None
+        reference = self.baseline_outputs.get((phase, question.prompt.id, repeat))
         return Checked.from_score(self.scores[key], self.tolerance, None if reference is None else reference == output)
 
 
@@ -122,10 +114,20 @@ def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
     events.send(Event("stage", text="rendering the prompts"))
     model_folder = resolve(settings.target)
     tokenizer = load_tokenizer(model_folder)
-    questions = render(sitting, tokenizer, model_folder)
+    questions = render(settings, tokenizer, model_folder)
     engine_class = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
     spec = settings.engine_spec(questions.longest)
     engine_class.check(spec, sitting.methods)
+    watch = GpuWatch.open(settings.device, settings.tp)
+    unfit = memory.unfit(engine_class, spec, sitting.methods, memory.free_per_rank(spec, watch))
+    if unfit:  # the parent marks them and plans a sitting without them
+        for arm, reason in unfit.items():
+            print(f"{arm} {reason}")
+            events.send(Event("unfit", arm, text=reason))
+        return
+    facts |= {"settings": asdict(settings), "arms": sitting.method_settings, "seed": settings.seed}
+    facts |= {"fingerprints": sitting.fingerprints, **tokenizer_facts(model_folder, tokenizer.chat_template)}
+    facts |= {"rendered_prompts_sha256": questions.sha256, "gpu_facts": watch.facts()}
     events.send(Event("stage", text="opening the engine"))
     with (
         engine_class(spec) as engine,
@@ -135,49 +137,55 @@ def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
         tolerance = engine.gap_tolerance([question.request for question in questions.warmup])
         facts |= {"engine": engine.describe(), "gap_tolerance": tolerance}
         write_json(folder / "environment.json", facts)
-        worker = Worker(sitting, engine, tokenizer, writer, events, tolerance)
+        worker = Worker(sitting, engine, tokenizer, writer, events, watch, tolerance)
         warm(worker, questions)
-        ask(worker, questions)
-    write_json(folder / "environment.json", facts | {"finished_utc": now_utc()})
+        ask_timed(worker, questions)
+        ask_profiled(worker, questions)
+    write_json(folder / "environment.json", facts | {"gpu_samples": watch.summary(), "finished_utc": now_utc()})
 
 
 def warm(worker: Worker, questions: Questions) -> None:
-    """Every arm on prompts outside the set, so that no timed request pays for what happens once."""
-    for index, question in enumerate(questions.warmup):
+    """Every arm on prompts outside the set, in every shape that will be timed, so that no timed request pays for
+    what happens once: each verify width, each class of prompt lengths, the longest answer."""
+    asked = (*questions.warmup, *questions.shapes)
+    for index, question in enumerate(asked):
         for method in worker.sitting.methods:
-            text = f"warming up, prompt {index + 1} of {len(questions.warmup)}"
-            worker.events.send(Event("stage", text=text))
+            worker.events.send(Event("stage", text=f"warming up, prompt {index + 1} of {len(asked)}"))
             worker.answer(method, question, "warmup", repeat=0)
     gc.collect()
     gc.freeze()
 
 
-def ask(worker: Worker, questions: Questions) -> None:
-    """The timed requests, in the order the parent laid down."""
+def ask_timed(worker: Worker, questions: Questions) -> None:
+    """The timed requests in the order the parent laid down, with AR's sentinel before, halfway and after them."""
+    steps = worker.sitting.steps
+    if not steps:
+        return
+    middle = (len(steps) + 1) // 2
+    for place, stretch in enumerate((steps[:middle], steps[middle:], ())):
+        worker.events.send(Event("stage", text=f"watching for drift, {SENTINEL_PLACES[place]}"))
+        for prompt_id in worker.sitting.sentinel:
+            worker.answer(BASELINE, questions.asked[prompt_id], "sentinel", repeat=place)
+        _ask(worker, questions, stretch, "timed")
+
+
+def ask_profiled(worker: Worker, questions: Questions) -> None:
+    """The pass whose stages are timed, which costs synchronisation: none of its times is a headline. It is warmed
+    here, so that an arm which cannot be profiled fails once its timed requests are done."""
+    worker.events.send(Event("stage", text="timing the stages"))
+    asked = {arm for step in worker.sitting.profile for arm in step.arms}
+    for method in worker.sitting.methods:
+        if method.arm in asked:
+            for question in questions.warmup[:1]:
+                worker.answer(method, question, "warmup", repeat=1, profile=True)
+    _ask(worker, questions, worker.sitting.profile, "profile")
+
+
+def _ask(worker: Worker, questions: Questions, steps: tuple[Step, ...], phase: Phase) -> None:
     methods = {method.arm: method for method in worker.sitting.methods}
-    for step in worker.sitting.steps:
+    for step in steps:
         for arm in step.arms:
-            worker.answer(methods[arm], questions.asked[step.prompt_id], "timed", step.repeat)
-
-
-def render(sitting: Sitting, tokenizer: Any, model_folder: Path) -> Questions:
-    """Every prompt of the workload as a request."""
-    settings = sitting.settings
-    workload = workloads.load(settings.workload, settings.workload_path)
-    stops = stop_ids(model_folder)
-    if tokenizer.eos_token_id is not None:
-        stops = tuple(sorted({*stops, tokenizer.eos_token_id}))
-
-    def question(prompt: Prompt) -> Question:
-        ids = workloads.render(tokenizer, prompt)
-        return Question(prompt, Request(prompt.id, ids, settings.max_new_tokens, stops, sampling=settings.sampling))
-
-    asked = {prompt.id: question(prompt) for prompt in workload.prompts}
-    short = min(WARMUP_TOKENS, settings.max_new_tokens)
-    warmup = [
-        replace(one, request=replace(one.request, max_new_tokens=short)) for one in map(question, workload.warmup)
-    ]
-    return Questions(asked, warmup)
+            worker.answer(methods[arm], questions.asked[step.prompt_id], phase, step.repeat, profile=phase == "profile")
 
 
 def load_tokenizer(model_folder: Path) -> Any:

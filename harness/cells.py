@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -84,8 +84,26 @@ class Arm:
         return {"_target_": target_of(self.method), **asdict(cast(Any, self.method))}
 
     @property
-    def is_baseline(self) -> bool:
-        return self.method == BASELINE
+    def defaults(self) -> dict[str, Any]:
+        """The settings that have a default, at it."""
+        found = {}
+        for f in fields(cast(Any, self.method)):
+            value: Any = f.default
+            if f.default_factory is not MISSING:
+                value = f.default_factory()
+            if value is not MISSING:
+                found[f.name] = asdict(cast(Any, value)) if is_dataclass(value) else value
+        return found
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings away from their defaults, so that one added to a method later leaves stored arms as they are."""
+        defaults = self.defaults
+        return {k: v for k, v in self.settings.items() if k not in defaults or digest(defaults[k]) != digest(v)}
+
+    def is_stored_as(self, settings: Mapping[str, Any]) -> bool:
+        """Whether an arm on disk with these settings is this one; JSON makes lists of tuples."""
+        return digest({**self.defaults, **settings}) == digest(self.settings)
 
 
 @dataclass(frozen=True)
@@ -123,4 +141,4 @@ def gather(jobs: Iterable[tuple[CellSettings, Method]]) -> tuple[Cell, ...]:
 
 def command_hash(cells: Iterable[Cell]) -> str:
     """Names a command's results folder: the same cells and arms in any order are the same command."""
-    return digest(sorted([cell.cell_id, *sorted(digest(arm.settings) for arm in cell.arms)] for cell in cells))
+    return digest(sorted([cell.cell_id, *sorted(digest(arm.identity) for arm in cell.arms)] for cell in cells))

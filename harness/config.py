@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -57,6 +57,14 @@ class WorkloadConfig:
 
 
 @dataclass
+class ClusterConfig:
+    """Where cells are worked: here, or as jobs of a submitit executor."""
+
+    executor: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class CommandConfig:
     """The top level of conf/config.yaml, where the defaults and their comments are."""
 
@@ -65,6 +73,7 @@ class CommandConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     tracker: TargetConfig = field(default_factory=TargetConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     budget: int = MISSING
     tp: int = MISSING
     concurrency: int = MISSING
@@ -84,6 +93,14 @@ class CommandConfig:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """A submitit executor by its name, and its parameters."""
+
+    executor: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Command:
     """What holds for a whole command, whatever it sweeps over."""
 
@@ -93,6 +110,7 @@ class Command:
     retry_failed: bool
     overwrite: bool
     tracker: type[Tracker]
+    cluster: Cluster | None
 
 
 @dataclass(frozen=True)
@@ -197,11 +215,22 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         max_new_tokens=plain.max_new_tokens,
         seed=plain.seed,
         repeats=plain.repeats,
-        device=choose_device(plain.device, plain.tp),
+        device=_device(plain),
         dtype=plain.dtype,
         engine=engine.name,
         model=plain.model.name,
     )
+
+
+def _device(plain: CommandConfig) -> Literal["cpu", "cuda"]:
+    """The device, judged by this machine unless a cluster's are to do the work."""
+    if plain.cluster.executor is None:
+        return choose_device(plain.device, plain.tp)
+    if plain.device not in ("cpu", "cuda"):
+        raise Refusal(
+            f"device={plain.device} is not accepted with a cluster: cpu or cuda is, since jobs run elsewhere."
+        )
+    return cast(Literal["cpu", "cuda"], plain.device)
 
 
 def _command(plain: CommandConfig) -> Command:
@@ -212,4 +241,5 @@ def _command(plain: CommandConfig) -> Command:
         retry_failed=plain.retry_failed,
         overwrite=plain.overwrite,
         tracker=load_class(plain.tracker._target_, Tracker, "tracker._target_"),  # type: ignore[type-abstract]
+        cluster=Cluster(plain.cluster.executor, plain.cluster.parameters) if plain.cluster.executor else None,
     )

@@ -25,7 +25,12 @@ from methods.locate import resolve
 
 Verdict = Literal["ok", "optional", "missing"]
 PAIR = ("builtin:tiny/target", "builtin:tiny/drafter")
-EXTRAS = {"wandb": "wandb", "datasets": "datasets"}
+EXTRAS = (  # module, distribution, extra
+    ("wandb", "wandb", "wandb"),
+    ("datasets", "datasets", "datasets"),
+    ("submitit", "submitit", "submitit"),
+    ("pynvml", "nvidia-ml-py", "nvml"),
+)
 PYTHONS = ((3, 11), (3, 14))
 MARKS: dict[Verdict, str] = {"ok": "[green]ok[/]", "optional": "[yellow]not here[/]", "missing": "[red]missing[/]"}
 
@@ -48,8 +53,8 @@ def findings() -> Iterator[Finding]:
     yield from _gpu()
     yield from _packages()
     yield _pair()
-    for module, extra in EXTRAS.items():
-        yield _extra(module, extra)
+    for names in EXTRAS:
+        yield _extra(*names)
 
 
 def _python() -> Finding:
@@ -106,9 +111,9 @@ def _pair() -> Finding:
     return Finding("built-in pair", "ok", f"model=tiny, {size / 1e6:.1f} MB of weights")
 
 
-def _extra(module: str, extra: str) -> Finding:
+def _extra(module: str, distribution: str, extra: str) -> Finding:
     if importlib.util.find_spec(module) is not None:
-        return Finding(f"extra {extra}", "ok", metadata.version(module))
+        return Finding(f"extra {extra}", "ok", metadata.version(distribution))
     return Finding(f"extra {extra}", "optional", "not installed", f"pip install '.[{extra}]'")
 
 

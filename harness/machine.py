@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 from methods.base import Refusal
 
@@ -24,6 +25,7 @@ class Gpu:
 
     name: str
     memory_bytes: int
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ def cpu_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
+def cpu_governor() -> str | None:
+    """The frequency governor of the first core, None where the system does not say."""
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
+    except OSError:
+        return None
+
+
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """The CUDA devices the driver shows this process (CUDA_VISIBLE_DEVICES counts); none without a driver."""
@@ -69,7 +79,9 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    return Gpu(name.value.decode(errors="replace"), memory.value)
+    uuid = (ctypes.c_ubyte * 16)()
+    known = cuda.cuDeviceGetUuid(ctypes.byref(uuid), device) == 0
+    return Gpu(name.value.decode(errors="replace"), memory.value, f"GPU-{UUID(bytes=bytes(uuid))}" if known else "")
 
 
 @cache

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.results import Lock
@@ -22,11 +22,13 @@ POLL_S = 0.2
 @dataclass(frozen=True)
 class Outcome:
     """How a sitting ended. `arm` is the arm whose request was in flight when it ended badly, None outside one.
-    `reason` is None after a good end; `explained` says that the reason needs no log beside it."""
+    `reason` is None after a good end; `explained` says that the reason needs no log beside it. `unfit` are the arms
+    that do not fit in memory, with why: nothing was started then."""
 
     reason: str | None = None
     arm: str | None = None
     explained: bool = False
+    unfit: Mapping[str, str] = field(default_factory=dict)
 
 
 def sit(order: Path, lock: Lock, timeout_s: float, listen: Callable[[Event | None], None]) -> Outcome:
@@ -61,17 +63,20 @@ def _follow(
     reader, deadline = EventReader(events_fd), time.monotonic() + timeout_s
     in_flight: str | None = None
     told: Event | None = None
+    unfit: dict[str, str] = {}
     while True:
         code = child.poll()
         for event in reader.read():
             if event.kind in ("failed", "refused"):
                 told = event
+            elif event.kind == "unfit" and event.arm is not None:
+                unfit[event.arm] = event.text
             elif event.kind in ("started", "done"):
                 in_flight = event.arm if event.kind == "started" else None
             listen(event)
         listen(None)
         if code == 0:
-            return Outcome()
+            return Outcome(unfit=unfit)
         if code is not None:
             return Outcome(told.text if told else _ended(code), in_flight, told is not None and told.kind == "refused")
         if time.monotonic() > deadline:

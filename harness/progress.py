@@ -96,15 +96,16 @@ class Progress:
             parts.append(f"{self.arm}{': ' if rate else ''}{rate}")
         if self._first is not None and self.done:
             left = (time.monotonic() - self._first) / self.done * (self.total - self.done)
-            parts.append(f"{_clock(left)} left")
+            parts.append(f"{clock(left)} left")
         return ", ".join(parts)
 
     @property
     def elapsed(self) -> str:
-        return _clock(time.monotonic() - self.began)
+        return clock(time.monotonic() - self.began)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A span of time as a person says it."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

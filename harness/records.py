@@ -76,9 +76,10 @@ class Record:
     checked: Checked
     text: str
     started_utc: str
+    energy_j: float | None = None
 
     def line(self) -> dict[str, Any]:
-        """The line's keys and values; times in seconds, memory in bytes, null where there is no value."""
+        """The line's keys and values; seconds, bytes and joules, null where there is no value."""
         done = self.generation
         return {
             **vars(self.asked),
@@ -94,7 +95,8 @@ class Record:
             "rounds": done.rounds,
             "tree_checksum": done.tree_checksum,
             **vars(self.checked),
-            "peak_mem_bytes": self.generation.peak_mem_bytes,
+            "peak_mem_bytes": done.peak_mem_bytes,
+            "energy_j": self.energy_j,
             "stages": None if done.stages is None else vars(done.stages),
             "started_utc": self.started_utc,
         }
@@ -153,8 +155,9 @@ def fold(cell_folder: Path) -> None:
     """Write a cell's requests.parquet and rounds.parquet from its JSON lines."""
     lines = sitting_lines(cell_folder)
     _fill_exact_match(lines)
-    _write_table(cell_folder / "requests.parquet", [_request_row(line) for line in lines], _request_schema())
+    # The rounds first: readers take both tables for whole once requests.parquet holds every request.
     _write_table(cell_folder / "rounds.parquet", list(_round_rows(lines)), _round_schema())
+    _write_table(cell_folder / "requests.parquet", [_request_row(line) for line in lines], _request_schema())
 
 
 def _fill_exact_match(lines: list[dict[str, Any]]) -> None:
@@ -205,7 +208,7 @@ def _request_schema() -> pa.Schema:
         "tree_checksum n_rounds accepted_sum uncut_rounds accepted_uncut_sum"
     )
     stages = [stage.name for stage in fields(Stages)]
-    reals = ["ttft_s", "decode_s", "e2e_s", "tpot_s", "max_gap", "gap_tolerance", *stages]
+    reals = ["ttft_s", "decode_s", "e2e_s", "tpot_s", "max_gap", "gap_tolerance", "energy_j", *stages]
     types = dict.fromkeys(integers.split(), pa.int64()) | dict.fromkeys(reals, pa.float64())
     types["exact_match"] = pa.bool_()
     types["prompt_ids"] = types["output_ids"] = pa.list_(pa.int64())
@@ -214,7 +217,7 @@ def _request_schema() -> pa.Schema:
         *("output_ids", "text", "finish_reason", "n_input", "n_output", "ttft_s", "decode_s", "e2e_s", "tpot_s"),
         *("n_rounds", "accepted_sum", "uncut_rounds", "accepted_uncut_sum", "tree_checksum"),
         *(f.name for f in fields(Checked)),
-        *("peak_mem_bytes", *stages, "started_utc"),
+        *("peak_mem_bytes", "energy_j", *stages, "started_utc"),
     ]
     return pa.schema([(name, types.get(name, pa.string())) for name in names], metadata=_METADATA)
 

@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -23,6 +23,7 @@ from methods.base import Refusal
 Status = Literal["pending", "complete", "invalid", "failed"]
 LOG_TAIL_LINES = 30
 ORPHANS_S = 10.0
+SAMPLES = 3
 
 
 class Step(NamedTuple):
@@ -131,7 +132,7 @@ class CellFolder:
             if stored is None:
                 continue
             changed = [name for name, value in self.fingerprints.items() if stored["fingerprints"].get(name) != value]
-            if digest(stored["settings"]) != digest(arm.settings):  # JSON makes lists of tuples
+            if not arm.is_stored_as(stored["settings"]):
                 changed.insert(0, "settings")
             if changed:
                 raise Refusal(
@@ -141,8 +142,13 @@ class CellFolder:
 
     def prepare(self, *, retry_failed: bool, overwrite: bool) -> None:
         """Write what is asked, and bring every arm's status up to what its records say."""
+        discarded = self.root / "discarded" / self.cell.cell_id
         if overwrite and self.path.exists():
-            shutil.rmtree(self.path)
+            # Moved away at once, then removed: a kill in between leaves no half of a cell to be taken for a whole.
+            shutil.rmtree(discarded, ignore_errors=True)
+            discarded.parent.mkdir(exist_ok=True)
+            self.path.rename(discarded)
+        shutil.rmtree(discarded.parent, ignore_errors=True)
         (self.path / "arms").mkdir(parents=True, exist_ok=True)
         (self.path / "sittings").mkdir(exist_ok=True)
         settings = asdict(self.cell.settings)
@@ -211,6 +217,19 @@ class CellFolder:
         settings, names = self.cell.settings, [arm.name for arm in self.pending]
         return plan(names, self.prompt_ids, settings.repeats, settings.seed, self._records()[0])
 
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The prompts that show drift and whose stages are timed: the workload's first three."""
+        return self.prompt_ids[:SAMPLES]
+
+    def profile_steps(self, without: Collection[str] = ()) -> list[Step]:
+        """The requests with timed stages that are owed, of every arm that is or is to be complete."""
+        lines = [line for line in sitting_lines(self.path) if line["phase"] == "profile"]
+        done = {(line["arm"], line["prompt_id"], line["repeat"]) for line in lines}
+        names = [arm.name for arm in self.cell.arms if self.status(arm) in ("pending", "complete")]
+        owing = [name for name in names if name not in without]
+        return plan(owing, self.samples, 1, self.cell.settings.seed, done)
+
     def next_sitting(self) -> Path:
         """A fresh folder for a sitting, numbered after those that are there."""
         number = max((int(path.name) for path in (self.path / "sittings").iterdir()), default=-1) + 1
@@ -224,13 +243,14 @@ class CellFolder:
 
         A request without AR's answer to the same prompt in its sitting forms no ratio: it is still owed.
         """
-        lines = [line for line in sitting_lines(self.path) if line["phase"] == "timed"]
-        paired = {_place(line) for line in lines if line["arm"] == BASELINE.arm}
+        lines = [line for line in sitting_lines(self.path) if line["phase"] != "warmup"]
         broken: dict[str, int] = {}
         for line in lines:
             if line["true_violations"]:
                 broken[line["arm"]] = broken.get(line["arm"], 0) + line["true_violations"]
-        done = {(line["arm"], line["prompt_id"], line["repeat"]) for line in lines if _place(line) in paired}
+        timed = [line for line in lines if line["phase"] == "timed"]
+        paired = {_place(line) for line in timed if line["arm"] == BASELINE.arm}
+        done = {(line["arm"], line["prompt_id"], line["repeat"]) for line in timed if _place(line) in paired}
         return done, broken
 
     def _stored(self, arm: str) -> dict[str, Any] | None:

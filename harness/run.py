@@ -7,21 +7,22 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rich.console import Console
-from rich.table import Table
 
 import workloads
 from harness import config
 from harness.cells import BASELINE, Arm, Cell, command_hash, gather
+from harness.cluster import work_on
 from harness.config import Command, Job
 from harness.environment import now_utc
+from harness.overview import print_overview
 from harness.process import Outcome, sit
 from harness.progress import Progress
 from harness.results import CellFolder, Lock, log_tail
@@ -47,18 +48,26 @@ def execute(jobs: Sequence[Job], argv: Sequence[str]) -> int:
         engine.check(cell.settings.engine_spec(shortest), cell.methods)
     root = Path(command.results_dir) if command.results_dir else RUNS / command_hash(cells)
     if command.dry_run:
-        console.print(_overview(cells, root))
+        print_overview(console, cells, root)
         return 0
-    folders = [_cell_folder(root, cell) for cell in cells]
+    folders = [cell_folder(root, cell) for cell in cells]
     if not command.overwrite:
         for folder in folders:
             folder.refuse_changes()
     lock = Lock(root)
     try:
-        with _signals_as_interrupts():
+        with signals_as_interrupts():
             return Runner(root, folders, command, tuple(argv), lock, console).run()
     finally:
         lock.release()
+
+
+class Unprofiled(NamedTuple):
+    """Arms of a cell whose timed requests are done and whose stages could not be timed."""
+
+    cell_id: str
+    arms: list[str]
+    reason: str
 
 
 @dataclass
@@ -71,47 +80,71 @@ class Runner:
     argv: tuple[str, ...]
     lock: Lock
     console: Console
+    unprofiled: list[Unprofiled] = field(default_factory=list)
 
     def run(self) -> int:
         self._keep_hydra_output()
         for folder in self.folders:
             folder.prepare(retry_failed=self.command.retry_failed, overwrite=self.command.overwrite)
         finished = [(f, arm) for f in self.folders for arm in f.cell.arms if f.status(arm) != "pending"]
-        tracker, interrupted = self.command.tracker(), False
+        count, interrupted = len(self.folders), False
+        titles = [f"cell {index + 1} of {count} ({f.cell.settings})" for index, f in enumerate(self.folders)]
         try:
-            for index, folder in enumerate(self.folders):
-                self._work(folder, f"cell {index + 1} of {len(self.folders)} ({folder.cell.settings})", tracker)
+            if self.command.cluster is None:
+                self.work_through(titles)
+            else:
+                self.unprofiled += work_on(
+                    self.command.cluster, self.root, self.folders, titles, self.command, self.argv
+                )
         except KeyboardInterrupt:
             interrupted = True
-        finally:
-            tracker.close()
         return self._summary(finished, interrupted)
 
-    def _work(self, folder: CellFolder, title: str, tracker: Tracker) -> None:
-        """Sit until every arm of the cell is complete, invalid or failed; each sitting settles at least one."""
+    def work_through(self, titles: Sequence[str]) -> None:
+        """Work every cell here, one after the other."""
+        tracker = self.command.tracker()
         try:
-            while before := folder.pending:
-                outcome = self._sit(folder, title)
+            for folder, title in zip(self.folders, titles, strict=True):
+                self._work(folder, title, tracker)
+        finally:
+            tracker.close()
+
+    def _work(self, folder: CellFolder, title: str, tracker: Tracker) -> None:
+        """Sit until every arm of the cell is complete, invalid or failed and has its stages timed; each sitting
+        settles at least one arm, or gives up timing the stages of one."""
+        without: set[str] = set()
+        try:
+            while (before := folder.pending) or folder.profile_steps(without):
+                place, outcome = self._sit(folder, title, without)
                 folder.settle()
-                self._blame(folder, outcome)
+                if folder.pending:
+                    self._blame(folder, place, outcome)
+                elif owed := {arm for step in folder.profile_steps(without) for arm in step.arms}:
+                    guilty = owed & {outcome.arm, *outcome.unfit} - {BASELINE.arm} or owed
+                    without |= guilty
+                    reason = outcome.reason or next(iter(outcome.unfit.values()), "the cell's process ended early")
+                    self.unprofiled.append(Unprofiled(folder.cell.cell_id, sorted(guilty), reason))
                 for arm in before:
                     if folder.status(arm) != "pending":
                         tracker.arm_ended(folder.path, arm.name, folder.status(arm))
         finally:
             folder.finish()
 
-    def _sit(self, folder: CellFolder, title: str) -> tuple[Path, Outcome]:
-        steps = folder.steps()
-        asked = {arm for step in steps for arm in step.arms}
+    def _sit(self, folder: CellFolder, title: str, without: Collection[str]) -> tuple[Path, Outcome]:
+        steps, profile = folder.steps(), folder.profile_steps(without)
+        asked = {arm for step in (*steps, *profile) for arm in step.arms}
         arms = [arm for arm in folder.cell.arms if arm.name in asked]
         place = folder.next_sitting()
         order = Sitting(
-            int(place.name),
-            folder.cell.settings,
-            tuple(arm.method for arm in arms),
-            tuple(arm.settings for arm in arms),
-            tuple(steps),
-            self.argv,
+            number=int(place.name),
+            settings=folder.cell.settings,
+            methods=tuple(arm.method for arm in arms),
+            method_settings=tuple(arm.settings for arm in arms),
+            steps=tuple(steps),
+            sentinel=folder.samples,
+            profile=tuple(profile),
+            fingerprints=folder.fingerprints,
+            argv=self.argv,
         )
         with Progress(self.console, title, order.requests) as progress:
 
@@ -126,11 +159,14 @@ class Runner:
         self.console.print(f"{title}: {how} after {progress.elapsed}", soft_wrap=True, markup=False)
         return place, outcome
 
-    def _blame(self, folder: CellFolder, ended: tuple[Path, Outcome]) -> None:
-        """Note a failure where it belongs: at the arm in flight, or at all that still wait for their turn."""
-        place, outcome = ended
+    def _blame(self, folder: CellFolder, place: Path, outcome: Outcome) -> None:
+        """Note a failure where it belongs: at what does not fit, at the arm in flight, or at all that still wait."""
         pending = folder.pending
-        if outcome.reason is None and not pending:
+        if outcome.unfit:
+            whole = outcome.unfit.get(BASELINE.arm)
+            for arm in pending:
+                if whole or arm.name in outcome.unfit:
+                    folder.fail(arm, outcome.unfit.get(arm.name) or f"its {BASELINE.arm} arm {whole}", None)
             return
         reason = outcome.reason or "the cell's process ended without finishing its requests"
         tail = None if outcome.explained else log_tail(place / "log.txt")
@@ -153,15 +189,21 @@ class Runner:
         for status in ("failed", "invalid"):
             for folder, arm in by_status[status]:
                 print(f"{status}: {arm.name} in cell {folder.cell.cell_id}: {folder.reason(arm)}", file=sys.stderr)
+        for cell_id, names, reason in self.unprofiled:
+            print(f"no stage times: {', '.join(names)} in cell {cell_id}: {reason}", file=sys.stderr)
         if finished:
-            print(f"{len(finished)} of {len(arms)} arms had ended before and were not run again.")
+            print(f"{len(finished)} of {len(arms)} arms had ended before and were not run again:")
+            for folder in self.folders:
+                names = [arm.name for owner, arm in finished if owner is folder]
+                if names:
+                    print(f"  skipped: {', '.join(names)} in cell {folder.cell.cell_id}")
         if by_status["failed"]:
             print("retry_failed=true runs the failed arms again.", file=sys.stderr)
         print(f"Results: {self.root}")
         if interrupted:
             print(f"Interrupted with {len(by_status['pending'])} arms to go: repeat the command to continue.")
             return INTERRUPTED
-        return FAILED if by_status["failed"] or by_status["invalid"] else 0
+        return FAILED if by_status["failed"] or by_status["invalid"] or self.unprofiled else 0
 
     def _keep_hydra_output(self) -> None:
         scratch = Path(config.scratch())
@@ -181,7 +223,8 @@ def _one_command(jobs: Sequence[Job]) -> Command:
     return first
 
 
-def _cell_folder(root: Path, cell: Cell) -> CellFolder:
+def cell_folder(root: Path, cell: Cell) -> CellFolder:
+    """The cell's place in the results folder, with what identifies its weights and prompts today."""
     settings = cell.settings
     workload = workloads.load(settings.workload, settings.workload_path)
     fingerprints = {
@@ -197,21 +240,8 @@ def _model_fingerprint(reference: str) -> str:
     return fingerprint(resolve(reference))
 
 
-def _overview(cells: Sequence[Cell], root: Path) -> Table:
-    """The table of a dry run."""
-    table = Table(title=f"{len(cells)} cells for {root}, nothing is run", title_justify="left", box=None)
-    for column in ("cell", "model", "workload", "tp", "temperature", "requests an arm", "arms"):
-        table.add_column(column)
-    for cell in cells:
-        s = cell.settings
-        requests = len(workloads.load(s.workload, s.workload_path).prompts) * s.repeats
-        names = " ".join(arm.name for arm in cell.arms)
-        table.add_row(cell.cell_id, s.model, s.workload, str(s.tp), f"{s.temperature:g}", str(requests), names)
-    return table
-
-
 @contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
+def signals_as_interrupts() -> Iterator[None]:
     """A terminate or hang-up ends like a Ctrl-C: cells killed, records folded."""
 
     def interrupt(signum: int, frame: object) -> NoReturn:

@@ -39,6 +39,8 @@ def sentence(error: BaseException, words: Iterable[str] = ()) -> str | None:
         return _bad_option(words) or _composition(error, words)
     if isinstance(error, ValueError) and _raised_by_hydra(error):
         return _bad_option(words) or f"{_one_line(str(error))}."
+    if isinstance(error, OSError) and error.filename and _raised_by_hydra(error, within=3):
+        return f"{error.filename} cannot be written: {error.strerror}."
     return None
 
 
@@ -68,8 +70,9 @@ def _bad_option(words: list[str]) -> str | None:
         group, _, value = word.partition("=")
         if not group:
             return f"{word!r} cannot be read: NAME=VALUE is accepted."
-        nothing = value == "null" and group != "experiment"
-        if group in options and (nothing or not re.fullmatch(r"[A-Za-z_][\w/,-]*", value)):
+        if group in options and (
+            value.lower() in ("null", "true", "false") or not re.fullmatch(r"[A-Za-z_][\w/,-]*", value)
+        ):
             return f"{word} is not accepted: one of {', '.join(options[group])} is."
     return None
 
@@ -81,12 +84,17 @@ def _missing_option(error: MissingConfigException) -> str:
     if group and options:
         near = closest(option, options)
         return f"{group}={option} is not accepted: one of {', '.join(options)} is{near or '.'}"
-    return f"{_one_line(str(error).split('Search path')[0])}."
+    return f"{_one_line(re.split('(?i)check that|search path', str(error))[0])}."
 
 
 def _composition(error: Exception, words: list[str]) -> str:
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(error)
+    there = re.search(r"An item is already at '([^']*)'|Multiple values for (\w+)\.", text)
+    if there:
+        name = there[1] or there[2]
+        added = [word for word in words if word.startswith("+")]
+        return f"{_word(name, added)} is not accepted: {name} is a setting already, so {name}=… without the + is."
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     swept = re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^']*)'", text)
     if swept:
         return f"{swept[1]} is a sweep, which needs -m (--multirun); a list is written NAME=[a,b]."
@@ -97,7 +105,8 @@ def _composition(error: Exception, words: list[str]) -> str:
     if isinstance(cause, ValidationError):
         return _wrong_type(cause, words)
     if isinstance(cause, InterpolationResolutionError):
-        word = next((word for word in words if "${" in word), str(cause.full_key))
+        key = re.search(r"key '([^']*)'", str(cause))
+        word = next((word for word in words if f"${{{key[1] if key else ''}" in word), str(cause.full_key))
         return f"{word} is not accepted: {_one_line(str(cause))}."
     if cause is not error:
         text = f"{text}: {cause}"
@@ -110,14 +119,16 @@ def _wrong_type(cause: ValidationError, words: list[str]) -> str:
     accepted = TYPE_WORDS.get(kinds.get(name))
     if accepted is None and kinds.get(name) == (str | None):
         accepted = "a text or null"
+    value = re.search(r"Value '([^']*)'", str(cause))
+    words = [word for word in words if value is None or word.endswith(f"={value[1]}")] or words
     if accepted is None:  # a whole group set to a value, or a value inside an option's file
         return f"{_word(name, words)} is not accepted: {_one_line(str(cause))}."
     return f"{_word(name, words)} is not accepted: {accepted} is."
 
 
 def _word(name: str, words: list[str]) -> str:
-    """The command line's word that set `name`, or the name itself where a file did."""
-    return next((word for word in words if word.lstrip("+~").split("=")[0] == name), name)
+    """The command line's last word that set `name`, or the name itself where a file did."""
+    return next((word for word in reversed(words) if word.lstrip("+~").split("=")[0] == name), name)
 
 
 def _one_line(text: str) -> str:
@@ -127,7 +138,8 @@ def _one_line(text: str) -> str:
     ).rstrip(".")
 
 
-def _raised_by_hydra(error: BaseException) -> bool:
-    """Whether Hydra itself raised it, which it does as a bare ValueError for some command lines."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(str(hydra.__file__)).parent in Path(frames[-1].filename).parents
+def _raised_by_hydra(error: BaseException, within: int = 1) -> bool:
+    """Whether one of the last frames is Hydra's own: it raises a bare ValueError for some command lines, and what the
+    system says of a folder it cannot make."""
+    frames = traceback.extract_tb(error.__traceback__)[-within:]
+    return any(Path(str(hydra.__file__)).parent in Path(frame.filename).parents for frame in frames)

@@ -20,13 +20,17 @@ from methods.base import Method
 
 @dataclass(frozen=True)
 class Sitting:
-    """One stretch of a cell's work in one process: the arms' methods and the steps they owe."""
+    """One stretch of a cell's work in one process: the arms' methods, the timed steps they owe, the prompts that AR
+    answers at start, middle and end of those to show a drift, and the steps whose stages are timed afterwards."""
 
     number: int
     settings: CellSettings
     methods: tuple[Method, ...]
     method_settings: tuple[dict[str, Any], ...]
     steps: tuple[Step, ...]
+    sentinel: tuple[str, ...]
+    profile: tuple[Step, ...]
+    fingerprints: dict[str, str]
     argv: tuple[str, ...]
 
     def write(self, folder: Path) -> Path:
@@ -36,6 +40,9 @@ class Sitting:
             "settings": asdict(self.settings),
             "arms": self.method_settings,
             "steps": self.steps,
+            "sentinel": self.sentinel,
+            "profile": self.profile,
+            "fingerprints": self.fingerprints,
             "argv": self.argv,
         }
         write_json(path, content)
@@ -50,7 +57,10 @@ class Sitting:
             CellSettings(**content["settings"]),
             tuple(build_method(arm) for arm in arms),
             arms,
-            tuple(Step(repeat, prompt_id, tuple(asked)) for repeat, prompt_id, asked in content["steps"]),
+            _steps(content["steps"]),
+            tuple(content["sentinel"]),
+            _steps(content["profile"]),
+            content["fingerprints"],
             tuple(content["argv"]),
         )
 
@@ -60,12 +70,17 @@ class Sitting:
         return sum(len(step.arms) for step in self.steps)
 
 
+def _steps(content: list[Any]) -> tuple[Step, ...]:
+    return tuple(Step(repeat, prompt_id, tuple(asked)) for repeat, prompt_id, asked in content)
+
+
 @dataclass(frozen=True)
 class Event:
     """One line from the cell's process. `started`: a request of `arm` is in flight. `done`: it is on disk, with
-    its counts. `stage`: what the process is busy with (`text`). `failed`, `refused`: why it ends (`text`)."""
+    its counts. `stage`: what the process is busy with (`text`). `unfit`: `arm` does not fit in memory, and `text` says
+    by how much. `failed`, `refused`: why it ends (`text`)."""
 
-    kind: Literal["stage", "started", "done", "failed", "refused"]
+    kind: Literal["stage", "started", "done", "unfit", "failed", "refused"]
     arm: str | None = None
     timed: bool = False
     tokens: int = 0

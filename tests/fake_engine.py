@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from methods.base import Engine, Generation, Method, Refusal, Request, Round, Score
+from methods.base import Engine, Generation, Method, Refusal, Request, Round, Score, Stages
 
 BLOCK = 8
 REQUEST_S = float(os.environ.get("FAKE_REQUEST_S", "0.001"))
@@ -54,7 +54,7 @@ class FakeEngine(Engine):
 
     @classmethod
     def memory_bytes(cls, spec, method) -> int:
-        return 0
+        return 2**60 if getattr(method, "fault", "") == "huge" else 2**20
 
     def open(self, methods) -> None:
         if os.environ.get("FAKE_OPEN_FAILS"):
@@ -63,7 +63,7 @@ class FakeEngine(Engine):
     def generate(self, method, request, *, profile=False) -> Generation:
         time.sleep(REQUEST_S)
         fault = getattr(method, "fault", "")
-        if fault == "raise":
+        if fault == "raise" or (fault == "profile" and profile):
             raise RuntimeError("the draft went wrong")
         if fault == "hang":
             subprocess.Popen(["sleep", "600"])  # a worker that has to go too
@@ -73,7 +73,9 @@ class FakeEngine(Engine):
         output = truth(request)
         if fault == "lie":
             output = (*output[:-1], output[-1] + 1)
-        return Generation(output, "length", rounds(len(output), method.width(BLOCK)), 0.001, 0.002 * len(output), 7)
+        done = rounds(len(output), method.width(BLOCK))
+        stages = Stages(0.001, 0.002, 0.003, 0.004) if profile else None
+        return Generation(output, "length", done, 0.001, 0.002 * len(output), 7, stages)
 
     def score(self, request, output_ids, tolerance=0.0) -> Score:
         right = truth(request)
@@ -109,7 +111,8 @@ def rounds(n_output: int, width: int) -> tuple[Round, ...]:
 
 @dataclass(frozen=True)
 class Faulty(Method):
-    """A method whose requests go wrong as `fault` says: raise, hang, kill, lie, or nothing for `none`."""
+    """A method whose requests go wrong as `fault` says: raise, hang, kill, lie, huge (no room
+    for it), profile (raises in the profiled pass only), or nothing for `none`."""
 
     fault: str = "none"
     name: ClassVar[str] = "faulty"

@@ -23,6 +23,7 @@ class FakeWorld:
     """A folder with its own conf (`engine=fake model=fake method=faulty`), prompts and working directory."""
 
     folder: Path
+    out: str = "out"
 
     @classmethod
     def make(cls, folder: Path) -> FakeWorld:
@@ -49,7 +50,7 @@ class FakeWorld:
 
     @property
     def results(self) -> Path:
-        return self.folder / "out"
+        return self.folder / self.out
 
     @property
     def words(self) -> list[str]:
@@ -64,7 +65,13 @@ class FakeWorld:
         return subprocess.Popen(
             [sys.executable, "-m", "harness", *self.words, *words],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "200", **environment},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path),
+                "COLUMNS": "200",
+                "FAKE_WORLD": str(self.folder),
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -95,16 +102,17 @@ class FakeWorld:
             assert time.monotonic() < deadline, f"no {pattern} within {seconds} s"
             time.sleep(0.01)
 
-    def processes(self) -> list[str]:
-        """Command lines of the cell processes of this world that still run."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+    def processes(self, *words: str) -> dict[int, str]:
+        """The processes this world started that still run, whatever they are, by id; `words` are in their command."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
             try:
-                words = path.read_bytes().decode(errors="replace").replace("\0", " ")
+                mine = f"FAKE_WORLD={self.folder}\0".encode() in (path / "environ").read_bytes()
+                command = (path / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
             except OSError:
                 continue
-            if "harness.cell" in words and str(self.results) in words:
-                found.append(words)
+            if mine and command and all(word in command for word in words):
+                found[int(path.name)] = command
         return found
 
     def assert_no_process_left(self) -> None:

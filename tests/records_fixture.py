@@ -1,7 +1,8 @@
 """A small results folder in the layout of `results/README.md`, made by rule, so that tests know every number in it.
 
 One cell (`CELL`), two categories of three prompts, two repeats, two sittings: the second, in which the machine was
-half as fast, added `ddtree-64` with its own AR. `ddtree-256` broke contract 1 once, `ddtree-1024` ran out of memory.
+half as fast, added `ddtree-64` with its own AR. Neither drifted. Stages add up to the decoding time, but for
+`ddtree-64`, whose rounds take a tenth longer. `ddtree-256` broke contract 1 once, `ddtree-1024` ran out of memory.
 A second cell (`OTHER`) at tp 2 is still running.
 """
 
@@ -23,7 +24,9 @@ PROMPTS = {"code-1": "code", "code-2": "code", "code-3": "code", "math-1": "math
 REPEATS = 2
 N_OUTPUT = 30
 ANSWER = "The sum is 7 + 5 = 12, says the naïve café owner — “zwölf”. " * 2
-STAGES = {"draft_s": 0.1, "build_s": 0.2, "verify_s": 0.3, "commit_s": 0.4}
+STAGES = {"draft_s": 0.2, "build_s": 0.1, "verify_s": 0.6, "commit_s": 0.1}  # shares of a round
+WATCHED = list(PROMPTS)[:3]  # by the sentinel and in the profiled pass
+JOULES = 0.5  # a token
 FINGERPRINTS = {"target": "t0", "drafter": "d0", "prompts": "p0"}
 
 
@@ -69,7 +72,9 @@ def record(arm: str, prompt: str, repeat: int, sitting: int = 0, **changes: Any)
     index = list(PROMPTS).index(prompt)
     tpot = 0.010 * (1 + 0.05 * index) * (1 + 0.01 * repeat) * (1 + sitting) / speed(arm, index)
     ttft = 0.05 * (1 + sitting)
-    decode = tpot * (N_OUTPUT - 1)
+    done = changes.get("rounds", rounds(ARMS[arm].accepted))
+    n_output = 1 + sum(emitted for _, emitted, _ in done)
+    decode = tpot * (n_output - 1)
     return {
         "cell_id": CELL,
         "sitting": sitting,
@@ -82,17 +87,17 @@ def record(arm: str, prompt: str, repeat: int, sitting: int = 0, **changes: Any)
         "category": PROMPTS[prompt],
         "prompt_text": f"What about {prompt}?",
         "prompt_ids": [5, 6, 7 + index],
-        "output_ids": answer_ids()[:N_OUTPUT],
+        "output_ids": (answer_ids() * 3)[:n_output],
         "text": ANSWER,
         "finish_reason": "length",
         "answer": "12" if PROMPTS[prompt] == "math" else None,
         "n_input": 3,
-        "n_output": N_OUTPUT,
+        "n_output": n_output,
         "ttft_s": ttft,
         "decode_s": decode,
         "e2e_s": ttft + decode,
         "tpot_s": tpot,
-        "rounds": rounds(ARMS[arm].accepted),
+        "rounds": done,
         "tree_checksum": -(2**62),
         "exact_match": None,
         "first_divergence": None,
@@ -101,6 +106,7 @@ def record(arm: str, prompt: str, repeat: int, sitting: int = 0, **changes: Any)
         "max_gap": 0.0,
         "gap_tolerance": 0.001,
         "peak_mem_bytes": None,
+        "energy_j": JOULES * n_output,
         "stages": None,
         "started_utc": "2026-11-29T12:00:00.000+00:00",
         **changes,
@@ -111,6 +117,24 @@ def timed(arms: list[str], sitting: int = 0, **changes: Any) -> list[dict[str, A
     return [record(arm, p, r, sitting, **changes) for r in range(REPEATS) for p in PROMPTS for arm in arms]
 
 
+def sentinel(sitting: int = 0, moves: tuple[float, ...] = (1.0, 1.01, 0.99), **changes: Any) -> list[dict[str, Any]]:
+    """AR at the start, the middle and the end of a sitting; `moves` are its TPOT there over that at the start."""
+    lines = [record(AR, p, r, sitting, phase="sentinel", **changes) for r in range(len(moves)) for p in WATCHED]
+    for line in lines:
+        move = moves[line["repeat"]] / (1 + 0.01 * line["repeat"])  # the fixture's own slowing down taken out
+        line.update(tpot_s=line["tpot_s"] * move, decode_s=line["decode_s"] * move)
+    return lines
+
+
+def profile(arms: list[str], sitting: int = 0, whole: float = 1.0) -> list[dict[str, Any]]:
+    """The profiled pass; `whole` is all stages over the decoding time."""
+    lines = [record(arm, p, 0, sitting, phase="profile") for p in WATCHED for arm in arms]
+    for line in lines:
+        shares = STAGES if line["arm"] != AR else {**dict.fromkeys(STAGES, 0.0), "verify_s": 0.9, "commit_s": 0.1}
+        line["stages"] = {name: share * whole * line["decode_s"] for name, share in shares.items()}
+    return lines
+
+
 def make_results(root: Path) -> Path:
     """The folder described above; its target's tokenizer lies in `root/target`."""
     results = root / "results"
@@ -118,13 +142,13 @@ def make_results(root: Path) -> Path:
     first = [record(arm, "code-1", 0, phase="warmup", prompt_id="warmup-1") for arm in ARMS]
     first += timed([AR, "dflash", "ddtree-16", "ddtree-256"])
     first += [record("ddtree-1024", "code-1", 0)]
-    first += [record(AR, "code-1", 0, phase="profile", stages=STAGES)]
+    first += sentinel() + profile([AR, "dflash", "ddtree-16", "ddtree-256"])
     for line in first:
         if line["arm"] == "ddtree-16" and line["prompt_id"] == "math-1":
             line.update(near_ties=1, first_divergence=3, max_gap=0.0005, output_ids=[*line["output_ids"][:-1], 1])
         if line["arm"] == "ddtree-256" and line["prompt_id"] == "math-2" and line["repeat"] == 1:
             line.update(true_violations=1, first_divergence=4, max_gap=1e308)
-    second = timed([AR, "ddtree-64"], sitting=1)
+    second = timed([AR, "ddtree-64"], sitting=1) + sentinel(1) + profile([AR], 1) + profile(["ddtree-64"], 1, 1 / 1.1)
     statuses = dict.fromkeys(ARMS, "complete") | {"ddtree-256": "invalid", "ddtree-1024": "failed"}
     reasons = {"ddtree-256": "1 position was not the target's choice", "ddtree-1024": "out of memory"}
     write_cell(results, CELL, [first, second], statuses, reasons, target=str(root / "target"))

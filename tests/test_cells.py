@@ -41,7 +41,10 @@ def test_golden_ids():
     """Ids name folders that outlive a version: a change here is a change of schema."""
     assert CELL.cell_id == "da5b422edd78"
     assert replace(CELL, temperature=1.0, tp=4, workload="math").cell_id == "aca348e35b53"
-    assert command_hash(gather([(CELL, DDTree(64))])) == "db9462681002"
+    assert replace(CELL, workload="file", workload_path="p.jsonl", seed=7).cell_id == "e50b4f5b60db"
+    assert command_hash(gather([(CELL, DDTree(64))])) == "6603d21ac31d"
+    assert command_hash(gather([(CELL, DDTree(64, chain_seed=True))])) == "af1297d42b06"
+    assert command_hash(gather([(CELL, Autoregressive(twin=True)), (replace(CELL, tp=1), DFlash())])) == "d52fa2127198"
 
 
 def test_labels_stay_out_of_the_id():
@@ -79,6 +82,17 @@ def test_two_methods_of_one_name_are_refused():
 
 def test_an_arm_is_told_by_class_and_settings():
     assert Arm(DDTree(64)).settings == {"_target_": "methods.ddtree.DDTree", "budget": 64, "chain_seed": False}
+
+
+def test_a_setting_added_later_leaves_stored_arms_as_they_are():
+    @dataclass(frozen=True)
+    class Grown(Faulty):
+        limits: tuple[int, ...] = (1, 2)
+        depth: int = 1
+
+    assert Arm(Grown()).identity.keys() == {"_target_"} and Arm(Grown(depth=2)).identity["depth"] == 2
+    stored = {"_target_": Arm(Grown()).settings["_target_"], "fault": "none", "limits": [1, 2]}
+    assert Arm(Grown()).is_stored_as(stored) and not Arm(Grown(depth=2)).is_stored_as(stored)
 
 
 PROMPTS = [f"p{i}" for i in range(8)]

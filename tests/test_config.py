@@ -46,7 +46,14 @@ COMPOSED = {  # refused while Hydra composes: the whole way, from words to sente
     "+colour=red": "no such setting",
     "=3": "cannot be read",
     "budget=(": "cannot be read",
-    "--bogus": "Unrecognized arguments",
+    "--bogus budget=16": "--bogus is no option",
+    "experiment=null": "experiment=null is not accepted",
+    "workload=true": "workload=true is not accepted",
+    "+budget=3": "+budget=3 is not accepted: budget is a setting already",
+    "+experiment=smoke": "experiment=… without the +",
+    "top_k=often top_k=3": "top_k=often is not accepted",
+    "hydra.run.dir=/dev/null/x": "/dev/null/x cannot be written",
+    "--config-name=nothing": "Cannot find primary config 'nothing'",
     "--config-dir=/nowhere": "/nowhere",
     "hydra/launcher=joblib": "basic",
 }
@@ -64,6 +71,7 @@ REFUSED = {  # composed well, refused for their value
     "concurrency=4": "so 1 is",
     "device=gpu": "auto, cpu or cuda",
     "dtype=int8": "bfloat16",
+    "cluster.executor=local": "with a cluster",
     "timeout_s=0": "above 0",
     "timeout_s=.nan": "above 0",
     "dry_run=2": "true or false",
@@ -106,7 +114,7 @@ def test_a_value_out_of_range_ends_in_a_sentence(words, defaults):
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize("group", ["method", "model", "workload", "engine", "tracker"])
+@pytest.mark.parametrize("group", ["method", "model", "workload", "engine", "tracker", "cluster"])
 def test_every_option_composes(group):
     names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     extra = {"file": ["workload.path=x.jsonl"]}
@@ -115,11 +123,35 @@ def test_every_option_composes(group):
         assert job.cell.tp == 1
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+SWEEPS = {  # what is left of the experiment's own sweep once budgets and workload are narrowed: cells
+    "smoke": 1,
+    "paper": 2,
+    "phase8": 3,
+    "tp_scaling": 3,
+}
+
+
+def test_every_experiment_says_what_it_answers():
+    files = sorted((CONF / "experiment").glob("*.yaml"))
+    assert {file.stem for file in files} == {*SWEEPS, "null_test"}
+    for file in files:
+        package, question, *_ = file.read_text().splitlines()
+        assert package == "# @package _global_" and question.startswith("# ") and "?" in file.read_text()
+
+
+@pytest.mark.parametrize("name", SWEEPS)
 def test_every_experiment_sweeps(name):
     jobs = compose([f"experiment={name}", "budget=16,64", "workload=chat", "device=cpu"])
     cells = gather((job.cell, job.method) for job in jobs)
-    assert all(len(cell.arms) > 2 for cell in cells) and len(jobs) > len(cells)
+    assert len(cells) == SWEEPS[name]
+    for cell in cells:
+        assert [arm.name for arm in cell.arms] == ["autoregressive", "dflash", "ddtree-16", "ddtree-64"]
+
+
+def test_the_null_test_is_ar_beside_itself():
+    (job,) = compose(["experiment=null_test", "device=cpu"])
+    (cell,) = gather([(job.cell, job.method)])
+    assert [arm.name for arm in cell.arms] == ["autoregressive", "autoregressive-twin"]
 
 
 def test_the_defaults():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
+import re
 import signal
-import time
 from collections import Counter
 
 import pyarrow.parquet as pq
 from fake_world import WORDS, FakeWorld
 
-from harness.records import read_json
+from harness.records import read_json, sitting_lines
 
 SWEEP = ("-m", "method=dflash,ddtree", "budget=16,64")
 ARMS = ("autoregressive", "dflash", "ddtree-16", "ddtree-64")
@@ -43,9 +42,29 @@ def test_a_sweep_is_one_cell_and_repeating_it_runs_nothing(world):
     assert {row["exact_match"] for row in rows if row["phase"] == "timed"} == {True}
     assert {row["arm"] for row in rows if row["phase"] == "warmup"} == set(ARMS)
 
+    lines = sitting_lines(world.cell)
+    watched = [line for line in lines if line["phase"] == "sentinel"]
+    assert [(line["arm"], line["prompt_id"], line["repeat"]) for line in watched] == [
+        ("autoregressive", word, place) for place in range(3) for word in WORDS[:3]
+    ]
+    timed = [line["order_index"] for line in lines if line["phase"] == "timed"]
+    assert [sum(index < watched[3 * place]["order_index"] for index in timed) for place in range(3)] == [0, 20, 40]
+    profiled = [line for line in lines if line["phase"] == "profile"]
+    assert {line["order_index"] for line in profiled} == set(range(len(lines) - 12, len(lines)))
+    assert {(line["arm"], line["prompt_id"]) for line in profiled} == {
+        (arm, word) for arm in ARMS for word in WORDS[:3]
+    }
+    assert all(line["stages"] and line["exact_match"] is not False for line in profiled)
+    assert all(line["stages"] is None for line in (*watched, *world.timed()))
+    warmed = [line for line in lines if line["phase"] == "warmup"]
+    asked = {(line["n_input"], line["n_output"]) for line in warmed if line["arm"] == "ddtree-16"}
+    assert (max(line["n_input"] for line in world.timed()), 20) in asked
+    assert {line["arm"] for line in warmed if line["stages"]} == set(ARMS)
+
     before = {path: path.stat().st_mtime_ns for path in world.cell.rglob("*.parquet")}
     again = world.run(*SWEEP)
     assert again.returncode == 0 and "4 of 4 arms had ended before" in again.stdout
+    assert f"skipped: {', '.join(ARMS)} in cell {world.cell.name}" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in world.cell.rglob("*.parquet")} == before
     assert [path.name for path in (world.cell / "sittings").iterdir()] == ["0"]
 
@@ -60,23 +79,6 @@ def test_a_sweep_is_one_cell_and_repeating_it_runs_nothing(world):
     assert refused.returncode == 2 and "another prompts" in refused.stderr and refused.stderr.count("\n") == 1
     fresh = world.run("method=faulty", "overwrite=true")
     assert fresh.returncode == 0 and len(world.timed()) == 2 * 2 * 3
-
-
-def test_kills_lose_and_repeat_nothing(world, tmp_path):
-    whole = FakeWorld.make(tmp_path / "whole")
-    assert whole.run(*SWEEP).returncode == 0
-    dice = random.Random(4)
-    for sitting in range(3):
-        parent = world.start(*SWEEP, FAKE_REQUEST_S="0.02")
-        world.wait_for(f"cells/*/sittings/{sitting}/requests.jsonl")
-        time.sleep(dice.uniform(0, 0.5))
-        parent.kill()
-        parent.communicate()
-    done = world.run(*SWEEP)
-    assert done.returncode == 0, done.stderr
-    assert answers(world) == answers(whole)
-    assert read_json(world.cell / "status.json")["status"] == "complete"
-    world.assert_no_process_left()
 
 
 def test_an_interrupt_ends_cleanly_and_continues(world):
@@ -94,6 +96,45 @@ def test_an_interrupt_ends_cleanly_and_continues(world):
     assert len(answers(world)) == len(ARMS) * len(WORDS) * 2
 
 
+def test_a_sitting_killed_before_its_profile_pass_owes_only_that(world):
+    assert world.run("method=dflash").returncode == 0
+    records = world.cell / "sittings/0/requests.jsonl"
+    lines = [line for line in records.read_bytes().splitlines(keepends=True) if b'"phase":"profile"' not in line]
+    profiled = len(records.read_bytes().splitlines()) - len(lines)
+    records.write_bytes(b"".join(lines))
+    (world.cell / "status.json").unlink()
+    done = world.run("method=dflash")
+    assert done.returncode == 0 and "2 of 2 arms had ended before" in done.stdout
+    again = [line for line in sitting_lines(world.cell) if line["sitting"] == 1 and line["phase"] != "warmup"]
+    assert {line["phase"] for line in again} == {"profile"} and len(again) == profiled == 2 * 3
+    assert pq.read_table(world.cell / "requests.parquet").num_rows == len(sitting_lines(world.cell))
+
+
+def test_an_arm_that_does_not_fit_or_cannot_be_profiled_leaves_the_others(world):
+    words = ("-m", "method=faulty", "method.fault=huge,profile,none")
+    done = world.run(*words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    huge = world.arm("faulty-huge")
+    assert huge["status"] == "failed" and huge["log_tail"] is None
+    assert huge["reason"].startswith("needs 1.07e+09 GiB a rank, ") and huge["reason"].endswith(" GiB are free")
+    lines = sitting_lines(world.cell)
+    assert not [line for line in lines if line["arm"] == "faulty-huge"]
+    assert all(world.arm(name)["status"] == "complete" for name in ("autoregressive", "faulty-none", "faulty-profile"))
+    assert f"no stage times: faulty-profile in cell {world.cell.name}: RuntimeError" in done.stderr
+    profiled = {(line["arm"], line["prompt_id"]) for line in lines if line["phase"] == "profile"}
+    assert profiled == {(arm, word) for arm in ("autoregressive", "faulty-none") for word in WORDS[:3]}
+
+
+def test_a_dry_run_estimates_from_earlier_records(world):
+    assert "estimated time unknown" in world.run("method=dflash", "dry_run=true").stdout
+    assert world.run("method=dflash", FAKE_REQUEST_S="0.01").returncode == 0
+    assert "estimated time about 0 s" in world.run("method=dflash", "dry_run=true").stdout
+    other = world.run("method=dflash", "seed=1", "repeats=200", "dry_run=true").stdout
+    seconds = int(re.search(r"estimated time about (\d+) s", other)[1])
+    assert 2 * 200 * len(WORDS) * 0.01 <= seconds < 59  # 2000 requests
+    assert "estimated time unknown" in world.run("method=faulty", "dry_run=true").stdout
+
+
 def test_faulty_arms_leave_a_reason_and_the_others_finish(world):
     words = ("-m", "method=faulty", "method.fault=raise,kill,lie,hang,none", "timeout_s=2.5")
     done = world.run(*words)
@@ -105,7 +146,7 @@ def test_faulty_arms_leave_a_reason_and_the_others_finish(world):
             "the cell's process was killed by SIGKILL, which the system sends when memory runs out",
         ),
         "faulty-hang": ("failed", "no end within timeout_s=2.5"),
-        "faulty-lie": ("invalid", "10 positions were not the target's choice"),
+        "faulty-lie": ("invalid", "13 positions were not the target's choice"),
         "faulty-none": ("complete", None),
         "autoregressive": ("complete", None),
     }
