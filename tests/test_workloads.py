@@ -330,3 +330,9 @@ def test_built_in_suites(name):
 def test_the_built_in_smoke_mix():
     smoke = workloads.load("smoke")
     assert len(smoke.prompts) >= 12 and smoke.categories == suites.TYPES
+
+
+def test_full_asks_every_built_in_prompt_once():
+    asked = [prompt.id for prompt in workloads.load("full").prompts]
+    assert sorted(asked) == sorted(p.id for kind in suites.TYPES for p in workloads.load(kind).prompts)
+    assert [prompt.category for prompt in workloads.load("full").prompts[:5]] == list(suites.TYPES)

@@ -1,7 +1,7 @@
-"""The workloads by name: the five built-in types, `smoke`, which mixes them, and `file`, anyone's JSONL.
+"""The workloads by name: the five built-in types, `smoke` and `full`, which mix them, and `file`, anyone's JSONL.
 
-`smoke` takes the first k prompts of each type, k the least number that makes at least 12 in all, and
-asks them type by type in turn: chat, code, math, tool calls, long context, chat, …
+`full` asks every prompt of every type, `smoke` the first k of each, k the least number that makes at least 12 in all;
+both go type by type in turn: chat, code, math, tool calls, long context, chat, …
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from workloads.base import Prompt, Workload
 BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 TYPES = ("chat", "code", "math", "tool_calls", "long_context")
 SMOKE = "smoke"
+FULL = "full"
 FILE = "file"
 SMOKE_PROMPTS = 12
 
 
 def names() -> tuple[str, ...]:
     """The names `load` knows, `file` aside."""
-    return (SMOKE, *TYPES)
+    return (SMOKE, *TYPES, FULL)
 
 
 def load(name: str, path: str | Path | None = None) -> Workload:
@@ -44,13 +45,15 @@ def load(name: str, path: str | Path | None = None) -> Workload:
     warmup = _builtin("warmup")
     if path is not None:
         return _outside(name, jsonl.read(Path(path)), warmup)
-    if name == SMOKE:
-        return Workload(name, interleave([_builtin(kind) for kind in TYPES]), warmup)
+    if name in (SMOKE, FULL):
+        suites = [_builtin(kind) for kind in TYPES]
+        everything = len(suites) * max(map(len, suites))
+        return Workload(name, interleave(suites, SMOKE_PROMPTS if name == SMOKE else everything), warmup)
     return Workload(name, _builtin(name), warmup)
 
 
 def interleave(suites: list[tuple[Prompt, ...]], at_least: int = SMOKE_PROMPTS) -> tuple[Prompt, ...]:
-    """The first k prompts of every suite in turn, k the least that makes `at_least` in all."""
+    """The first k prompts of every suite in turn, k the least that makes `at_least` in all if none runs short."""
     each = math.ceil(at_least / len(suites))
     return tuple(suite[i] for i in range(each) for suite in suites if i < len(suite))
 
