@@ -22,6 +22,7 @@ from methods.reference.config import drafter_config, target_config
 from methods.reference.decode import SEEN_STEP, Decoder
 from methods.reference.drafter import Drafter
 from methods.reference.loading import Weights
+from methods.reference.parallel import Mailbox, Reader
 from methods.reference.target import Target
 
 COLLECTIVE_TIMEOUT_S = 600.0
@@ -32,11 +33,13 @@ LOST = 70  # the exit status of a process that had to end without its ranks
 class Rank:
     """One rank's share of the model, ready to decode."""
 
-    def __init__(self, spec: EngineSpec, dtype: str, methods: tuple[Method, ...], rank: int, port: int) -> None:
+    def __init__(
+        self, spec: EngineSpec, dtype: str, methods: tuple[Method, ...], rank: int, port: int, reader: Reader | None
+    ) -> None:
         device = torch.device("cuda", rank) if spec.device == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self.group = parallel.join(rank, spec.tp, port, device, COLLECTIVE_TIMEOUT_S)
+        self.group = parallel.join(rank, spec.tp, port, device, COLLECTIVE_TIMEOUT_S, reader)
         self.weights_bytes = 0
         self._decoder = self._load(spec, getattr(torch, dtype), methods, device)
 
@@ -80,12 +83,14 @@ class Ranks:
     def __init__(self, spec: EngineSpec, dtype: str, methods: tuple[Method, ...]) -> None:
         parallel.use_threads(spec.tp)
         port = _free_port() if spec.tp > 1 else 0
+        shared = spec.tp > 1 and spec.device == "cpu" and Mailbox.usable()
+        mailbox = Mailbox(spec.tp) if shared else None
         self._workers: list[tuple[BaseProcess, Connection]] = []
         context = multiprocessing.get_context("spawn")
         for rank in range(1, spec.tp):
             ours, theirs = context.Pipe()
             worker = context.Process(
-                target=_work, args=(spec, dtype, methods, rank, port, theirs), name=f"rank-{rank}", daemon=True
+                target=_work, args=(spec, dtype, methods, rank, port, theirs, mailbox), name=f"rank-{rank}", daemon=True
             )
             worker.start()
             theirs.close()
@@ -94,8 +99,9 @@ class Ranks:
         if self._workers:
             threading.Thread(target=self._watch, daemon=True).start()
         self._rank: Rank | None = None
+        reader = Reader(mailbox, 0, self._all_live) if mailbox else None
         try:
-            self._rank = self._guard(lambda: Rank(spec, dtype, methods, 0, port))
+            self._rank = self._guard(lambda: Rank(spec, dtype, methods, 0, port, reader))
             loaded = [self._rank.weights_bytes] + [self._guard(pipe.recv) for _, pipe in self._workers]
         except BaseException:
             self.close()
@@ -137,6 +143,9 @@ class Ranks:
                 raise RuntimeError(reason) from error
             raise
 
+    def _all_live(self) -> bool:
+        return all(worker.is_alive() for worker, _ in self._workers)
+
     def _reason(self) -> str | None:
         for rank, (worker, pipe) in enumerate(self._workers, start=1):
             with suppress(OSError, EOFError):
@@ -159,14 +168,23 @@ class Ranks:
         os._exit(LOST)
 
 
-def _work(spec: EngineSpec, dtype: str, methods: tuple[Method, ...], rank: int, port: int, pipe: Connection) -> None:
+def _work(
+    spec: EngineSpec,
+    dtype: str,
+    methods: tuple[Method, ...],
+    rank: int,
+    port: int,
+    pipe: Connection,
+    mailbox: Mailbox | None,
+) -> None:
     """A worker's life: load, then repeat rank 0's calls until told to stop or left alone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     try:
         parallel.use_threads(spec.tp)
-        own = Rank(spec, dtype, methods, rank, port)
+        reader = Reader(mailbox, rank, parent.is_alive) if mailbox else None
+        own = Rank(spec, dtype, methods, rank, port, reader)
         pipe.send(own.weights_bytes)
         while (order := pipe.recv()) is not None:
             name, args, kwargs = order
