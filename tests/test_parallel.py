@@ -85,6 +85,22 @@ def test_a_dead_rank_takes_the_engine_down_with_a_reason(spec):
     assert not multiprocessing.active_children()
 
 
+def test_an_error_on_rank_0_alone_ends_in_time(spec, monkeypatch):
+    """The other rank is left waiting in a collective that rank 0 will not join."""
+    engine = opened(spec, 2)
+
+    def fail(*args, **kwargs):
+        raise ArithmeticError("only here")
+
+    monkeypatch.setattr(engine._ranks._rank._decoder, "generate", fail)
+    begin = time.monotonic()
+    with pytest.raises(ArithmeticError, match="only here"):
+        engine.generate(Autoregressive(), requests()[0])
+    engine.close()
+    assert time.monotonic() - begin < 20
+    assert not multiprocessing.active_children()
+
+
 def test_a_rank_that_cannot_start_says_why(spec, tmp_path):
     drafter = save_drafter(tmp_path)
     raw = json.loads((drafter / "config.json").read_text())

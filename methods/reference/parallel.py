@@ -163,12 +163,14 @@ def join(
     return Group(rank, size, reader)
 
 
-def leave(group: Group) -> None:
-    """Leave the group together: nobody closes a connection another still reads from."""
+def leave(group: Group, *, together: bool = True) -> None:
+    """Leave the group: at a barrier, so that nobody closes a connection another still reads from; or alone, where
+    the others will not come."""
     if not dist.is_initialized():
         return
     try:
-        group.barrier()
+        if together:
+            group.barrier()
     finally:
         dist.destroy_process_group()
 

@@ -95,7 +95,7 @@ class Ranks:
             worker.start()
             theirs.close()
             self._workers.append((worker, ours))
-        self._closing = threading.Event()
+        self._closing, self._in_step = threading.Event(), True
         if self._workers:
             threading.Thread(target=self._watch, daemon=True).start()
         self._rank: Rank | None = None
@@ -119,15 +119,19 @@ class Ranks:
         return self._guard(lambda: rank.call(name, *args, **kwargs))
 
     def close(self) -> None:
-        """End the workers through a barrier, and by force where that fails."""
+        """End the workers through a barrier; by force once rank 0 has left a call that they may still be in."""
         self._closing.set()
-        for _, pipe in self._workers:
-            with suppress(OSError):
-                pipe.send(None)
-        with suppress(Exception):
-            parallel.leave(self._rank.group if self._rank else parallel.Group())
+        together = self._in_step and self._rank is not None
         for worker, pipe in self._workers:
-            worker.join(GRACE_S if self._rank is not None else 0)
+            if together:
+                with suppress(OSError):
+                    pipe.send(None)
+            else:
+                worker.kill()
+        with suppress(Exception):
+            parallel.leave(self._rank.group if self._rank else parallel.Group(), together=together)
+        for worker, pipe in self._workers:
+            worker.join(GRACE_S)
             if worker.is_alive():
                 worker.kill()
                 worker.join()
@@ -139,6 +143,7 @@ class Ranks:
         try:
             return action()
         except Exception as error:
+            self._in_step = False
             if reason := self._reason():
                 raise RuntimeError(reason) from error
             raise
