@@ -241,8 +241,8 @@ def siblings_in_sight(monkeypatch):
     """The tree read as a flat text: every row sees all rows before it."""
     right = Target.view
 
-    def wrong(self, start, depths_n, visible_nn, seen):
-        return right(self, start, depths_n, torch.ones_like(visible_nn).tril(), seen)
+    def wrong(self, start, positions_n, visible_nn, seen):
+        return right(self, start, positions_n, torch.ones_like(visible_nn).tril(), seen)
 
     monkeypatch.setattr(Target, "view", wrong)
 
@@ -250,8 +250,8 @@ def siblings_in_sight(monkeypatch):
 def positions_by_row(monkeypatch):
     right = Target.view
 
-    def wrong(self, start, depths_n, visible_nn, seen):
-        return right(self, start, torch.arange(len(depths_n)), visible_nn, seen)
+    def wrong(self, start, positions_n, visible_nn, seen):
+        return right(self, start, start + torch.arange(len(positions_n)), visible_nn, seen)
 
     monkeypatch.setattr(Target, "view", wrong)
 

@@ -84,7 +84,7 @@ def test_a_node_sees_its_own_path_alone(target, shape, length):
 
     def verify() -> torch.Tensor:
         read(target, prompt)
-        view = target.view(torch.tensor(length), torch.tensor(depths), seen, 128)
+        view = target.view(torch.tensor(length), length + torch.tensor(depths), seen, 128)
         return target.logits(target.forward(torch.tensor(tokens), view)[0])[:, :203]
 
     logits = verify()

@@ -42,6 +42,7 @@ class State:
     checksum: Tensor
     features: Tensor | None  # of positions from `features_at` on, which the drafter has not seen yet
     features_at: Tensor
+    stop_ids: Tensor
 
 
 class Chunk(NamedTuple):
@@ -78,10 +79,9 @@ class Decoder:
         length, rows = len(request.prompt_ids), max(method.width(self.block_size), self.block_size)
         follower = Follower(state.root_at, state.finished, length, request.max_new_tokens == 1)
         follower.note()
-        stop_ids = torch.tensor(request.stop_ids, dtype=torch.int64, device=self.device)
         while not follower.finished and len(marks) <= len(state.log):
             seen = min(up(follower.position_limit(self.block_size) + rows, SEEN_STEP), self.target.cache.slots)
-            self._round(method, request, state, len(marks) - 1, seen, stop_ids, stages)
+            self._round(method, request, state, len(marks) - 1, seen, stages)
             marks.append(clock.mark())
             follower.note()
         return self._finish(state, request, clock, begin, marks, stages)
@@ -106,6 +106,7 @@ class Decoder:
             checksum=zero.clone(),
             features=torch.cat([c.features_cf for c in chunks if c.features_cf is not None]) if layers else None,
             features_at=zero.clone(),
+            stop_ids=stop_ids,
         )
 
     def _round(
@@ -115,7 +116,6 @@ class Decoder:
         state: State,
         index: int,
         seen: int,
-        stop_ids: Tensor,
         stages: StageClock,
     ) -> None:
         target, depth_limit = self.target, self._depth_limit(method)
@@ -125,7 +125,7 @@ class Decoder:
         draft = method.build(candidates, state.root)
         visible_nn = tree.visibility(draft.parents_n, depth_limit)
         stages.end("build")
-        view = target.view(state.root_at, draft.depths_n, visible_nn, seen)
+        view = target.view(state.root_at, tree.positions(draft, state.root_at), visible_nn, seen)
         hidden_nh, features = target.forward(draft.tokens_n, view, self._feature_layers(method))
         choices_n = sampling.choose(
             target.logits(hidden_nh), state.written, draft.depths_n, request, depth_limit, target.vocabulary
@@ -134,7 +134,7 @@ class Decoder:
         walk = tree.walk(draft, visible_nn, choices_n, depth_limit)
         if target.group.size > 1:
             state.checksum.copy_(torch.where(state.finished, state.checksum, tree.checksum(draft, state.checksum)))
-        self._commit(request, state, index, walk, choices_n, features, stop_ids)
+        self._commit(request, state, index, walk, choices_n, features)
         stages.end("commit")
 
     def _draft(self, method: Method, state: State, seen: int) -> tree.Candidates:
@@ -153,13 +153,12 @@ class Decoder:
         walk: tree.Walk,
         choices_n: Tensor,
         features_nf: Tensor | None,
-        stop_ids: Tensor,
     ) -> None:
         """Move the accepted path's rows together and write what the round emits, cut at a stop or the limit."""
         depths_d = torch.arange(len(walk.path_d), device=self.device)
         self.target.cache.move(state.root_at + walk.path_d, state.root_at + depths_d)
         tokens_d = choices_n[walk.path_d]  # after depth d comes the target's choice: a node's token, or the bonus
-        stops_d = torch.isin(tokens_d, stop_ids) & (depths_d <= walk.accepted)
+        stops_d = torch.isin(tokens_d, state.stop_ids) & (depths_d <= walk.accepted)
         until_stop = torch.where(stops_d, depths_d, len(depths_d)).amin() + 1
         room = request.max_new_tokens - state.written
         emitted = torch.minimum(torch.minimum(walk.accepted + 1, until_stop), room)
@@ -265,8 +264,8 @@ class Decoder:
             first = start + offset
             seen = min(up(first + len(part), SEEN_STEP), self.target.cache.slots)
             causal = torch.ones(len(part), len(part), dtype=torch.bool, device=self.device).tril()
-            depths = torch.arange(len(part), device=self.device)
-            view = self.target.view(torch.tensor(first, device=self.device), depths, causal, seen)
+            positions = torch.arange(first, first + len(part), device=self.device)
+            view = self.target.view(positions[0], positions, causal, seen)
             yield Chunk(offset, *self.target.forward(part, view, feature_layers))
 
     def _depth_limit(self, method: Method) -> int:

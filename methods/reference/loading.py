@@ -36,9 +36,6 @@ class Weights:
         self._files = {} if seed is not None else _index(folder)
         self._generator = None if seed is None else torch.Generator(device).manual_seed(seed + group.rank)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def tensor(self, name: str, shape: tuple[int, ...], *, split: int | None = None) -> Tensor:
         """A tensor of `shape`, or this rank's equal share of it along dimension `split`.
 

@@ -59,11 +59,11 @@ class Target:
         found = F.embedding(torch.where(here, local, 0), self._embedding)
         return self.group.sum(found * here[:, None]) if self.group.size > 1 else found
 
-    def view(self, start: Tensor, depths_n: Tensor, visible_nn: Tensor, seen: int) -> View:
-        """Rows at slots start … start + n − 1 and positions start + depth. `start` is a 0-dim int64."""
-        slots_n = start + torch.arange(len(depths_n), device=self.device)
+    def view(self, start: Tensor, positions_n: Tensor, visible_nn: Tensor, seen: int) -> View:
+        """Rows at slots start … start + n − 1 and these positions in the text. `start` is a 0-dim int64."""
+        slots_n = start + torch.arange(len(positions_n), device=self.device)
         mask_ns = additive(visible(start, visible_nn, seen), self.dtype)
-        return View(self._rotary.at(start + depths_n), slots_n, mask_ns)
+        return View(self._rotary.at(positions_n), slots_n, mask_ns)
 
     def forward(self, tokens_n: Tensor, view: View, features: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Run the layers over n rows, writing their keys and values at the view's slots.
