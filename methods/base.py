@@ -245,7 +245,7 @@ class Engine(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, str | int | float]:
-        """Facts for the records: dtype, device, parameters, bytes per rank, checkpoint hashes, versions."""
+        """Facts for the records: dtype, device, bytes per rank and the like; the harness adds hashes and versions."""
 
     @abstractmethod
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from methods.base import Engine, EngineSpec, Generation, Method, Refusal, Request, Score
-from methods.locate import BUILTIN, fingerprint, is_hub_id, resolve
+from methods.locate import BUILTIN, is_hub_id, resolve
 from methods.reference.config import check_pair, drafter_config, target_config
 from methods.reference.memory import PREFILL_ROWS, rank_bytes
 
@@ -95,17 +95,13 @@ class ReferenceEngine(Engine):
         return min(tolerance, LARGEST_GAP)
 
     def describe(self) -> dict[str, str | int | float]:
-        facts: dict[str, str | int | float] = {
+        return {
             "engine": self.name,
             "device": self.spec.device,
             "dtype": compute_dtype(self.spec),
             "tp": self.spec.tp,
             **self._opened.facts,
         }
-        if self.spec.model.weights == "checkpoint":
-            facts["target_sha256"] = fingerprint(resolve(self.spec.model.target))
-            facts["drafter_sha256"] = fingerprint(resolve(self.spec.model.drafter))
-        return facts
 
     def close(self) -> None:
         if self._ranks is not None:
