@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from harness.targets import target_of
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Method, ModelSpec, Refusal, Sampling, Weights
+from methods.base import EngineSpec, Inspect, Method, ModelSpec, Refusal, Sampling, Weights
 
 BASELINE = Autoregressive()
 
@@ -29,7 +29,10 @@ def digest(value: object, length: int = 12) -> str:
 
 @dataclass(frozen=True)
 class CellSettings:
-    """Everything a cell consumes, and its labels `engine` and `model`, which name but do not distinguish."""
+    """Everything a cell consumes, and its labels `engine` and `model`, which name but do not distinguish.
+
+    A setting with a default here is part of the id only away from it, so that one added later leaves ids as they are.
+    """
 
     engine_target: str
     target: str
@@ -49,11 +52,19 @@ class CellSettings:
     dtype: str
     engine: str = field(compare=False)
     model: str = field(compare=False)
+    oracle_rate: float = 0.0
+    shadow_linear: bool = False
+    dump_rounds: bool = False
 
     @cached_property
     def cell_id(self) -> str:
-        consumed = {name: value for name, value in asdict(self).items() if name not in ("engine", "model")}
-        return digest(consumed)
+        consumed = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        defaults = {f.name: f.default for f in fields(self)}
+        return digest({name: value for name, value in consumed.items() if value != defaults[name]})
+
+    @property
+    def inspect(self) -> Inspect:
+        return Inspect(self.oracle_rate, self.shadow_linear, self.dump_rounds)
 
     @property
     def sampling(self) -> Sampling:

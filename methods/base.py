@@ -84,12 +84,65 @@ class Stages:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """What to look at round by round, in a pass whose times are no headline.
+
+    `oracle_rate`: the share of rounds whose tree a sequential oracle checks, with `tolerance` in logits.
+    `shadow_linear`: what the drafter's first choices alone would have had accepted in each round.
+    `dump_rounds`: every round's tree.
+    """
+
+    oracle_rate: float = 0.0
+    shadow_linear: bool = False
+    dump_rounds: bool = False
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.oracle_rate <= 1:
+            raise Refusal(f"oracle_rate={self.oracle_rate} is not accepted: a number from 0 to 1 is.")
+
+    @property
+    def wanted(self) -> bool:
+        return self.oracle_rate > 0 or self.shadow_linear or self.dump_rounds
+
+
+class OracleCheck(NamedTuple):
+    """Some nodes of a round's tree decoded one by one: how many, by how much at most the plain target preferred its
+    own choice to the verify pass's (logits), and at how many nodes by more than the tolerance."""
+
+    nodes: int
+    max_gap: float
+    disagreements: int
+
+
+class TreeDump(NamedTuple):
+    """A round's tree, the root as row 0: `log_probs` are the nodes' own, `path` the accepted rows."""
+
+    root_at: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    path: tuple[int, ...]
+    bonus: int
+
+
+class Inspected(NamedTuple):
+    """What `Inspect` asked of one round; `accepted` is before any cut."""
+
+    accepted: int
+    oracle: OracleCheck | None = None
+    shadow_accepted: int | None = None
+    tree: TreeDump | None = None
+
+
+@dataclass(frozen=True)
 class Generation:
     """One answered request. Times are in seconds; `decode_s` covers every token after the first.
 
     `tree_checksum` is a running checksum of every tree the request was verified with, equal on all ranks (0 where
     there is one rank). `peak_mem_bytes` is the most device memory in use during the request on a GPU, else the
-    process's peak so far; of rank 0.
+    process's peak so far; of rank 0. `inspected` has an entry a round where that was asked for.
     """
 
     output_ids: tuple[int, ...]
@@ -100,6 +153,7 @@ class Generation:
     tree_checksum: int = 0
     stages: Stages | None = None
     peak_mem_bytes: int | None = None
+    inspected: tuple[Inspected, ...] | None = None
 
     def __post_init__(self) -> None:
         emitted = sum(r.emitted for r in self.rounds)
@@ -212,6 +266,7 @@ class Engine(ABC):
     """Runs methods on a target. Life: `check` → constructor → `open` → `generate`* → `close`."""
 
     name: ClassVar[str]
+    inspects: ClassVar[bool] = False  # whether `generate` can inspect its rounds
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -231,8 +286,11 @@ class Engine(ABC):
         """Load the weights and reserve memory for requests of up to `spec.max_length` tokens in all."""
 
     @abstractmethod
-    def generate(self, method: Method, request: Request, *, profile: bool = False) -> Generation:
-        """Answer one request. With `profile` the stages are timed, which costs synchronisation."""
+    def generate(
+        self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
+    ) -> Generation:
+        """Answer one request. With `profile` the stages are timed, which costs synchronisation; with `inspect` rounds
+        are looked at in between, which costs far more."""
 
     @abstractmethod
     def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:

@@ -14,13 +14,14 @@ from methods.base import EngineSpec, Method, ModelSpec, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.reference import ReferenceEngine
-from methods.reference import decode, sampling
-from methods.reference.attention import Cache
+from methods.reference import reading, sampling
+from methods.reference.attention import Ancestry
 from methods.reference.config import drafter_config, target_config
 from methods.reference.decode import Decoder
 from methods.reference.drafter import Drafter
 from methods.reference.loading import Weights
 from methods.reference.parallel import Group
+from methods.reference.reading import read
 from methods.reference.target import Target
 from methods.reference.tree import Candidates
 
@@ -141,7 +142,7 @@ def test_stops_anywhere_in_the_accepted_path(decoder):
 
 
 def test_prompts_may_hold_the_mask_token_and_span_chunks(decoder, monkeypatch):
-    monkeypatch.setattr(decode, "PREFILL_ROWS", 16)
+    monkeypatch.setattr(reading, "PREFILL_ROWS", 16)
     ids = (*prompt(40, 6), 202, 202, *prompt(30, 7))
     request = Request("mask", ids, 30)
     expected = autoregressive(decoder, request)
@@ -155,7 +156,7 @@ def test_the_cache_after_a_request_is_that_of_a_fresh_prefill(decoder):
     generation = decoder.generate(DDTree(16), request)
     text = (*request.prompt_ids, *generation.output_ids[:-1])
     left = decoder.target.cache.data[:, :, :, : len(text)].clone()
-    list(decoder._read(text, ()))
+    list(read(decoder.target, text))
     fresh = decoder.target.cache.data[:, :, :, : len(text)]
     torch.testing.assert_close(left, fresh, atol=2e-5, rtol=1e-4)
 
@@ -212,7 +213,7 @@ def joint_p_value(decoder: Decoder, method: Method, samples: int = 700) -> float
     with torch.inference_mode():
         for first, second in itertools.product(range(5), repeat=2):
             text = (*ids, first, second)
-            hidden = torch.cat([chunk.hidden_ch for chunk in decoder._read(text, ())])[-3:]
+            hidden = torch.cat([chunk.hidden_ch for chunk in read(decoder.target, text)])[-3:]
             steps = torch.softmax(decoder.target.logits(hidden)[:, :5].double() / temperature, dim=-1)
             expected[first, second] = steps[0, first] * steps[1, second] * steps[2]
     enough = expected * samples >= 5
@@ -241,8 +242,9 @@ def siblings_in_sight(monkeypatch):
     """The tree read as a flat text: every row sees all rows before it."""
     right = Target.view
 
-    def wrong(self, start, positions_n, visible_nn, seen):
-        return right(self, start, positions_n, torch.ones_like(visible_nn).tril(), seen)
+    def wrong(self, start, positions_n, ancestry, seen):
+        flat = Ancestry(ancestry.parents_n, torch.ones_like(ancestry.visible_nn).tril())
+        return right(self, start, positions_n, flat, seen)
 
     monkeypatch.setattr(Target, "view", wrong)
 
@@ -250,17 +252,19 @@ def siblings_in_sight(monkeypatch):
 def positions_by_row(monkeypatch):
     right = Target.view
 
-    def wrong(self, start, positions_n, visible_nn, seen):
-        return right(self, start, start + torch.arange(len(positions_n)), visible_nn, seen)
+    def wrong(self, start, positions_n, ancestry, seen):
+        return right(self, start, start + torch.arange(len(positions_n)), ancestry, seen)
 
     monkeypatch.setattr(Target, "view", wrong)
 
 
 def commit_the_wrong_rows(monkeypatch):
-    right = Cache.move
-    monkeypatch.setattr(
-        Cache, "move", lambda self, source, target: right(self, (source + 1).clamp_max(self.slots - 1), target)
-    )
+    right = Target.commit
+
+    def wrong(self, start, path_d, accepted):
+        right(self, start, path_d if len(path_d) > BLOCK else path_d + 1, accepted)
+
+    monkeypatch.setattr(Target, "commit", wrong)
 
 
 @pytest.mark.parametrize("plant", [siblings_in_sight, positions_by_row, commit_the_wrong_rows])

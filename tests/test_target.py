@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tiny_models import FAMILIES, SHAPE, hf_model, save_drafter, save_target
 
 from methods.base import Refusal
-from methods.reference import tree
+from methods.reference import reading, tree
+from methods.reference.attention import Ancestry
 from methods.reference.config import check_pair, drafter_config, target_config
-from methods.reference.decode import Decoder
 from methods.reference.loading import Weights
 from methods.reference.parallel import Group
 from methods.reference.target import Target
@@ -27,7 +27,7 @@ def open_target(folder, dtype=torch.float32, slots=256) -> Target:
 
 def read(target: Target, tokens: list[int], rows: int = 512) -> torch.Tensor:
     """Logits after each token of a text, without padding."""
-    chunks = Decoder(target, None)._read(tokens, (), rows=rows)
+    chunks = reading.read(target, tokens, rows=rows)
     return target.logits(torch.cat([chunk.hidden_ch for chunk in chunks]))[:, : target.config.vocabulary]
 
 
@@ -53,7 +53,7 @@ def test_features_are_layer_outputs(tmp_path):
     target = open_target(save_target(tmp_path))
     tokens = list(range(30))
     states = hf_model("qwen3")(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    (chunk,) = Decoder(target, None)._read(tokens, (0, 2))
+    (chunk,) = reading.read(target, tokens, (0, 2))
     expected = torch.cat([states[1][0], states[3][0]], dim=-1)
     torch.testing.assert_close(chunk.features_cf, expected, atol=1e-4, rtol=1e-5)
 
@@ -84,7 +84,8 @@ def test_a_node_sees_its_own_path_alone(target, shape, length):
 
     def verify() -> torch.Tensor:
         read(target, prompt)
-        view = target.view(torch.tensor(length), length + torch.tensor(depths), seen, 128)
+        ancestry = Ancestry(torch.tensor(parents), seen)
+        view = target.view(torch.tensor(length), length + torch.tensor(depths), ancestry, 128)
         return target.logits(target.forward(torch.tensor(tokens), view)[0])[:, :203]
 
     logits = verify()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from methods.base import Engine, EngineSpec, Generation, Method, Refusal, Request, Score
+from methods.base import Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Score
 from methods.locate import BUILTIN, is_hub_id, resolve
 from methods.reference.config import check_pair, drafter_config, target_config
 from methods.reference.memory import PREFILL_ROWS, rank_bytes
@@ -30,6 +30,7 @@ class ReferenceEngine(Engine):
     """Dense Qwen3, Qwen2 and Llama targets with DFlash drafters, on CPU or CUDA, at tp 1, 2, 4, 8 or 16."""
 
     name: ClassVar[str] = "reference"
+    inspects: ClassVar[bool] = True
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
@@ -66,8 +67,10 @@ class ReferenceEngine(Engine):
         self._methods = tuple(methods)
         self._ranks = Ranks(self.spec, compute_dtype(self.spec), self._methods)
 
-    def generate(self, method: Method, request: Request, *, profile: bool = False) -> Generation:
-        generation: Generation = self._opened.call("generate", method, request, profile=profile)
+    def generate(
+        self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
+    ) -> Generation:
+        generation: Generation = self._opened.call("generate", method, request, profile=profile, inspect=inspect)
         return generation
 
     def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:

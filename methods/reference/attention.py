@@ -10,6 +10,7 @@ Shape letters: n rows of this pass, s slots seen, h heads on this rank, g query 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,13 +59,23 @@ def rotate(x_nhd: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     return x_nhd * cos + torch.cat([-right, left], dim=-1) * sin
 
 
+class Ancestry(NamedTuple):
+    """How the rows of one pass descend from each other: row 0 is its own parent, a row sees itself and its ancestors
+    (bool [n, n], row by query)."""
+
+    parents_n: Tensor
+    visible_nn: Tensor
+
+
 @dataclass(frozen=True)
 class View:
-    """What the rows of one pass see: where they are written, and an additive mask over the slots."""
+    """What the rows of one pass see: where they are written, an additive mask over the slots, and, for a target, their
+    ancestry."""
 
     rotary: tuple[Tensor, Tensor]
     slots_n: Tensor
     mask_ns: Tensor
+    ancestry: Ancestry | None = None
 
 
 def visible(start: Tensor, visible_nn: Tensor, seen: int) -> Tensor:

@@ -4,28 +4,28 @@ Autoregressive decoding is the round with a tree of one row, DFlash with a chain
 a round leaves behind (root, position, output, counts) stays on the device; the host follows it without making it
 wait, and reads it when the request ends. All ranks drive the same calls in the same order.
 
-Shape letters: n rows of the verify pass, d depths 0 … the deepest a node can be, c rows of a chunk.
+Shape letters: n rows of the verify pass, d depths 0 … the deepest a node can be.
 """
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from methods.base import Cut, Generation, Method, Request, Round, Score
+from methods.base import Cut, Generation, Inspect, Method, Request, Round, Score
 from methods.reference import sampling, tree
+from methods.reference.attention import Ancestry
 from methods.reference.clock import Clock, Follower, Mark, StageClock
 from methods.reference.drafter import Drafter
-from methods.reference.memory import PREFILL_ROWS
+from methods.reference.inspection import Inspector, Verified
 from methods.reference.parallel import up
+from methods.reference.reading import SEEN_STEP, read
 from methods.reference.target import Target
 
-SEEN_STEP = 64  # the number of slots a pass looks at grows in steps: few shapes, little waste
 CUTS: tuple[Cut, ...] = ("", "stop", "length")
 
 
@@ -45,14 +45,6 @@ class State:
     stop_ids: Tensor
 
 
-class Chunk(NamedTuple):
-    """Some rows of a text, run through the target."""
-
-    start: int
-    hidden_ch: Tensor
-    features_cf: Tensor | None
-
-
 class Decoder:
     """A target, its drafter, and the loop over rounds."""
 
@@ -64,7 +56,9 @@ class Decoder:
             self._masks_bh = target.embed(masks)
 
     @torch.inference_mode()
-    def generate(self, method: Method, request: Request, *, profile: bool = False) -> Generation:
+    def generate(
+        self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
+    ) -> Generation:
         """Answer one request.
 
         Prefill up to the first token is `ttft_s`. The rest is `decode_s`: it begins with the drafter's context of
@@ -79,16 +73,20 @@ class Decoder:
         length, rows = len(request.prompt_ids), max(method.width(self.block_size), self.block_size)
         follower = Follower(state.root_at, state.finished, length, request.max_new_tokens == 1)
         follower.note()
+        inspector = Inspector(self.target, request, inspect) if inspect and inspect.wanted else None
         while not follower.finished and len(marks) <= len(state.log):
             seen = min(up(follower.position_limit(self.block_size) + rows, SEEN_STEP), self.target.cache.slots)
-            self._round(method, request, state, len(marks) - 1, seen, stages)
+            verified = self._round(method, request, state, len(marks) - 1, seen, stages)
+            if inspector and int(state.log[len(marks) - 1, 1]):
+                inspector.look(verified)
             marks.append(clock.mark())
             follower.note()
-        return self._finish(state, request, clock, begin, marks, stages)
+        generation = self._finish(state, request, clock, begin, marks, stages)
+        return replace(generation, inspected=inspector.finish(generation.output_ids)) if inspector else generation
 
     def _prefill(self, method: Method, request: Request) -> State:
         layers = self._feature_layers(method)
-        chunks = list(self._read(request.prompt_ids, layers))
+        chunks = list(read(self.target, request.prompt_ids, layers))
         zero = torch.zeros((), dtype=torch.int64, device=self.device)
         logits = self.target.logits(chunks[-1].hidden_ch[-1:])
         root = sampling.choose(logits, zero, zero[None], request, 0, self.target.vocabulary)[0]
@@ -117,7 +115,7 @@ class Decoder:
         index: int,
         seen: int,
         stages: StageClock,
-    ) -> None:
+    ) -> Verified:
         target, depth_limit = self.target, self._depth_limit(method)
         stages.start()
         candidates = self._draft(method, state, seen) if method.uses_drafter else None
@@ -125,7 +123,8 @@ class Decoder:
         draft = method.build(candidates, state.root)
         visible_nn = tree.visibility(draft.parents_n, depth_limit)
         stages.end("build")
-        view = target.view(state.root_at, tree.positions(draft, state.root_at), visible_nn, seen)
+        ancestry = Ancestry(draft.parents_n, visible_nn)
+        view = target.view(state.root_at, tree.positions(draft, state.root_at), ancestry, seen)
         hidden_nh, features = target.forward(draft.tokens_n, view, self._feature_layers(method))
         choices_n = sampling.choose(
             target.logits(hidden_nh), state.written, draft.depths_n, request, depth_limit, target.vocabulary
@@ -136,6 +135,7 @@ class Decoder:
             state.checksum.copy_(torch.where(state.finished, state.checksum, tree.checksum(draft, state.checksum)))
         self._commit(request, state, index, walk, choices_n, features)
         stages.end("commit")
+        return Verified(draft, candidates, choices_n, walk)
 
     def _draft(self, method: Method, state: State, seen: int) -> tree.Candidates:
         assert self.drafter is not None and state.features is not None
@@ -156,7 +156,7 @@ class Decoder:
     ) -> None:
         """Move the accepted path's rows together and write what the round emits, cut at a stop or the limit."""
         depths_d = torch.arange(len(walk.path_d), device=self.device)
-        self.target.cache.move(state.root_at + walk.path_d, state.root_at + depths_d)
+        self.target.commit(state.root_at, walk.path_d, walk.accepted)
         tokens_d = choices_n[walk.path_d]  # after depth d comes the target's choice: a node's token, or the bonus
         stops_d = torch.isin(tokens_d, state.stop_ids) & (depths_d <= walk.accepted)
         until_stop = torch.where(stops_d, depths_d, len(depths_d)).amin() + 1
@@ -216,7 +216,7 @@ class Decoder:
         before = len(request.prompt_ids) - 1
         output = torch.tensor(output_ids, device=self.device)
         found: list[float] = []
-        for chunk in self._read((*request.prompt_ids, *output_ids[:-1]), ()):
+        for chunk in read(self.target, (*request.prompt_ids, *output_ids[:-1])):
             rows = torch.arange(chunk.start, chunk.start + len(chunk.hidden_ch), device=self.device)
             skip = max(0, before - chunk.start)
             if skip < len(rows):
@@ -236,10 +236,12 @@ class Decoder:
             width, and the largest of these logits' magnitudes.
         """
         text, before = (*request.prompt_ids, *output_ids[:-1]), len(request.prompt_ids) - 1
-        list(self._read(text[:before], ()))
+        list(read(self.target, text[:before]))
+        prompt = self.target.snapshot()
         narrow_rv, change, size = self._logits_after(text, before, 1), 0.0, 0.0
         own = self.target.vocabulary.ids(self.device)
         for width in widths:
+            self.target.restore(prompt)
             wide_rv = self._logits_after(text, before, width)
             ids_rk = sampling.candidates(wide_rv, 2, self.target.vocabulary).ids_lk
             mine_rv = (own == ids_rk[:, :1]) | (own == ids_rk[:, 1:])
@@ -251,22 +253,8 @@ class Decoder:
 
     def _logits_after(self, text: Sequence[int], before: int, rows: int) -> Tensor:
         """This rank's logits, float32, after each token from position `before` on; the cache holds what is before."""
-        chunks = self._read(text[before:], (), start=before, rows=rows)
+        chunks = read(self.target, text[before:], start=before, rows=rows)
         return self.target.logits(torch.cat([chunk.hidden_ch for chunk in chunks])).float()
-
-    def _read(
-        self, tokens: Sequence[int], feature_layers: Sequence[int], *, start: int = 0, rows: int | None = None
-    ) -> Iterator[Chunk]:
-        """Read a text into the cache from position `start` on, causally, some rows at a time."""
-        text, rows = torch.tensor(tokens, device=self.device), rows or PREFILL_ROWS
-        for offset in range(0, len(tokens), rows):
-            part = text[offset : offset + rows]
-            first = start + offset
-            seen = min(up(first + len(part), SEEN_STEP), self.target.cache.slots)
-            causal = torch.ones(len(part), len(part), dtype=torch.bool, device=self.device).tril()
-            positions = torch.arange(first, first + len(part), device=self.device)
-            view = self.target.view(positions[0], positions, causal, seen)
-            yield Chunk(offset, *self.target.forward(part, view, feature_layers))
 
     def _depth_limit(self, method: Method) -> int:
         return self.block_size - 1 if method.uses_drafter else 0

@@ -19,10 +19,11 @@ from methods.base import EngineSpec, Method
 from methods.locate import resolve
 from methods.reference import parallel
 from methods.reference.config import drafter_config, target_config
-from methods.reference.decode import SEEN_STEP, Decoder
+from methods.reference.decode import Decoder
 from methods.reference.drafter import Drafter
 from methods.reference.loading import Weights
 from methods.reference.parallel import Mailbox, Reader
+from methods.reference.reading import SEEN_STEP
 from methods.reference.target import Target
 
 COLLECTIVE_TIMEOUT_S = 600.0

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.reference.attention import Attention, Cache, GatedMLP, Rotary, View, additive, visible
+from methods.reference.attention import Ancestry, Attention, Cache, GatedMLP, Rotary, View, additive, visible
 from methods.reference.config import TransformerConfig
 from methods.reference.loading import Weights
 from methods.reference.parallel import Vocabulary
@@ -59,11 +59,29 @@ class Target:
         found = F.embedding(torch.where(here, local, 0), self._embedding)
         return self.group.sum(found * here[:, None]) if self.group.size > 1 else found
 
-    def view(self, start: Tensor, positions_n: Tensor, visible_nn: Tensor, seen: int) -> View:
+    def view(self, start: Tensor, positions_n: Tensor, ancestry: Ancestry, seen: int) -> View:
         """Rows at slots start … start + n − 1 and these positions in the text. `start` is a 0-dim int64."""
         slots_n = start + torch.arange(len(positions_n), device=self.device)
-        mask_ns = additive(visible(start, visible_nn, seen), self.dtype)
-        return View(self._rotary.at(positions_n), slots_n, mask_ns)
+        mask_ns = additive(visible(start, ancestry.visible_nn, seen), self.dtype)
+        return View(self._rotary.at(positions_n), slots_n, mask_ns, ancestry)
+
+    def commit(self, start: Tensor, path_d: Tensor, accepted: Tensor) -> None:
+        """Make a path of the last pass's rows text, from slot `start` (0-dim int64) on.
+
+        Args:
+            path_d: the rows, the first at depth 0; entries beyond `accepted` (0-dim int64) do not count.
+        """
+        self.cache.move(start + path_d, start + torch.arange(len(path_d), device=self.device))
+
+    def reset(self) -> None:
+        """Forget all text. Slots need no cleaning: a pass sees those before its start alone."""
+
+    def snapshot(self) -> list[Tensor]:
+        """Copies of what the text so far has become, slots aside; `restore` brings them back."""
+        return []
+
+    def restore(self, states: list[Tensor]) -> None:
+        """Go back to the text of a `snapshot`. Slots from there on may be overwritten."""
 
     def forward(self, tokens_n: Tensor, view: View, features: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Run the layers over n rows, writing their keys and values at the view's slots.

@@ -76,7 +76,7 @@ def chain(tokens_l: Tensor, log_probs_l: Tensor, root: Tensor) -> Tree:
 def root_only(root: Tensor) -> Tree:
     """The tree without a draft: one row, the root (a 0-dim int64)."""
     zero = torch.zeros(1, dtype=torch.int64, device=root.device)
-    return Tree(root.reshape(1), zero, zero, zero.to(torch.float32), zero == 0)
+    return Tree(root.reshape(1).clone(), zero, zero, zero.to(torch.float32), zero == 0)
 
 
 @lru_cache(maxsize=64)

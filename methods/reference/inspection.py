@@ -1,0 +1,168 @@
+"""Looking at rounds from outside: the sequential oracle, the linear shadow, the round dump.
+
+The oracle judges a tree by the plainest means there is. It keeps a text of its own, in a cache of its own, read token
+by token; from there it decodes the accepted path and some root-to-leaf paths node by node, one row a pass. No mask,
+no tree, no commit of a tree is involved, so a node's choice in the verify pass must be the oracle's or a near tie.
+
+All of it waits for the device, round for round: nothing that is inspected is a headline time.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from methods.base import Inspect, Inspected, OracleCheck, Request, TreeDump
+from methods.reference import sampling
+from methods.reference.reading import read
+from methods.reference.target import Target
+from methods.reference.tree import Candidates, Tree, Walk
+
+PATHS = 8  # random root-to-leaf paths the oracle follows, beside the accepted one
+
+
+class Verified(NamedTuple):
+    """A round after its verify pass and walk."""
+
+    draft: Tree
+    candidates: Candidates | None
+    choices_n: Tensor
+    walk: Walk
+
+
+class Oracle:
+    """The plain target, one token a pass, on a text of its own beside the decoder's."""
+
+    def __init__(self, target: Target, request: Request, tolerance: float) -> None:
+        self._target, self._request, self._tolerance = target, request, tolerance
+        self._cache, self._states = copy.copy(target.cache), target.snapshot()
+        self._cache.data = torch.zeros_like(target.cache.data)
+        self._length = 0
+        with self._own_text(keep=True):
+            list(read(target, request.prompt_ids))
+        self._length = len(request.prompt_ids)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """More text, read token by token."""
+        with self._own_text(keep=True):
+            list(read(self._target, tokens, start=self._length, rows=1))
+        self._length += len(tokens)
+
+    def check(self, tree: TreeDump, choices: Sequence[int], leaves: Sequence[int]) -> OracleCheck:
+        """Decode the accepted path and those to some leaves. `choices`: what the verify pass chose after each row."""
+        chosen = {0}
+        for row in (tree.path[-1], *leaves):
+            while row not in chosen:
+                chosen.add(row)
+                row = tree.parents[row]
+        with self._own_text(keep=False):
+            gaps = list(self._below(0, tree, choices, chosen))
+        return OracleCheck(len(gaps), max(gaps), sum(not gap <= self._tolerance for gap in gaps))
+
+    def _below(self, row: int, tree: TreeDump, choices: Sequence[int], chosen: set[int]) -> Iterator[float]:
+        """The gaps of a row and of the chosen rows below it. The text before the row is its ancestors'."""
+        target, position = self._target, self._length + tree.depths[row]
+        (chunk,) = read(target, tree.tokens[row : row + 1], start=position, rows=1)
+        place = torch.tensor([position + 1 - len(self._request.prompt_ids)], device=target.device)
+        choice = torch.tensor([choices[row]], device=target.device)
+        logits = target.logits(chunk.hidden_ch)
+        yield float(sampling.gaps(logits, choice, place, self._request, target.vocabulary, self._tolerance))
+        after = target.snapshot()
+        for child in sorted(chosen):
+            if child and tree.parents[child] == row:
+                target.restore(after)
+                yield from self._below(child, tree, choices, chosen)
+
+    @contextmanager
+    def _own_text(self, *, keep: bool) -> Iterator[None]:
+        """The target with the oracle's text instead of the decoder's; what is read becomes text if it is to be kept."""
+        target = self._target
+        cache, states = target.cache, target.snapshot()
+        target.cache = self._cache
+        target.restore(self._states)
+        try:
+            yield
+            if keep:
+                self._states = target.snapshot()
+        finally:
+            target.cache = cache
+            target.restore(states)
+
+
+class Inspector:
+    """Takes down what is asked of each round of one request."""
+
+    def __init__(self, target: Target, request: Request, inspect: Inspect) -> None:
+        self._request, self._inspect = request, inspect
+        self._oracle = Oracle(target, request, inspect.tolerance) if inspect.oracle_rate else None
+        self._root_at = len(request.prompt_ids)
+        self._unread: list[int] = []  # text that the oracle has not read yet
+        self._rounds: list[Inspected] = []
+        self._chains: list[list[int]] = []  # the drafter's first choices, by round
+
+    def look(self, verified: Verified) -> None:
+        """Note a round down. Not for rounds after the request's end."""
+        tree, choices = self._dump(verified), verified.choices_n.tolist()
+        oracle = self._check(tree, choices) if self._oracle else None
+        candidates = verified.candidates
+        self._chains.append([] if candidates is None else candidates.ids_lk[:, 0].tolist())
+        self._rounds.append(Inspected(len(tree.path) - 1, oracle, None, tree if self._inspect.dump_rounds else None))
+        self._unread += [tree.tokens[row] for row in tree.path]
+        self._root_at += len(tree.path)
+
+    def finish(self, output: Sequence[int]) -> tuple[Inspected, ...]:
+        """All rounds, once the output is whole: every method's text is the target's own, so the output itself says
+        how far a round's first choices would have been accepted."""
+        if not self._inspect.shadow_linear:
+            return tuple(self._rounds)
+        return tuple(
+            seen._replace(shadow_accepted=_agreement(chain, output[place:]))
+            for seen, chain, place in zip(self._rounds, self._chains, self._places(), strict=True)
+        )
+
+    def _places(self) -> Iterator[int]:
+        """The output position after each round's root."""
+        place = 1
+        for seen in self._rounds:
+            yield place
+            place += seen.accepted + 1
+
+    def _check(self, tree: TreeDump, choices: Sequence[int]) -> OracleCheck | None:
+        assert self._oracle is not None
+        request = self._request
+        drawn = random.Random(f"{request.sampling.seed}:{request.prompt_id}:{request.turn}:{len(self._rounds)}")
+        if drawn.random() >= self._inspect.oracle_rate:
+            return None
+        self._oracle.extend(self._unread)
+        self._unread = []
+        leaves = sorted(set(range(len(tree.tokens))) - set(tree.parents[1:]))
+        return self._oracle.check(tree, choices, drawn.sample(leaves, min(PATHS, len(leaves))))
+
+    def _dump(self, verified: Verified) -> TreeDump:
+        draft, walk = verified.draft, verified.walk
+        valid = draft.valid_n
+        path = walk.path_d[: int(walk.accepted) + 1].tolist()
+        own_n = draft.scores_n - draft.scores_n[draft.parents_n]
+        return TreeDump(
+            root_at=self._root_at,
+            tokens=tuple(draft.tokens_n[valid].tolist()),
+            parents=tuple(draft.parents_n[valid].tolist()),
+            depths=tuple(draft.depths_n[valid].tolist()),
+            log_probs=tuple(own_n[valid].tolist()),
+            path=tuple(path),
+            bonus=int(verified.choices_n[path[-1]]),
+        )
+
+
+def _agreement(chain: Sequence[int], text: Sequence[int]) -> int:
+    """How many tokens of a chain the text begins with."""
+    return next(
+        (i for i, (mine, theirs) in enumerate(zip(chain, text, strict=False)) if mine != theirs),
+        min(len(chain), len(text)),
+    )
