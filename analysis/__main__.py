@@ -1,28 +1,45 @@
-"""`python -m analysis table|plots RESULTS`, `python -m analysis show CELL PROMPT`: results as a person reads them."""
+"""`python -m analysis table|plots RESULTS`, `show CELL PROMPT`, `rounds FILE`, `rounds compare A B`:
+results as a person reads them."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from methods.base import Refusal
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ROUNDS_COMPARE = "rounds compare"
 VIEWS = {
     "stages": "where the time of a round goes, and whether that explains the speed-up",
     "latency": "times to the first token, per token and per round, throughput, memory, energy",
     "acceptance": "how deep the rounds reach",
+    "accuracy": "right answers beside speed",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ROUNDS_COMPARE.split():
+        words[:2] = [ROUNDS_COMPARE]
+    options = _parser().parse_args(words)
+    commands: dict[str, Callable[[argparse.Namespace], int | None]] = {
+        "table": _table,
+        "plots": _plots,
+        "show": _show,
+        "rounds": _rounds,
+        ROUNDS_COMPARE: _rounds_compare,
+    }
     try:
-        {"table": _table, "plots": _plots, "show": _show}[options.command](options)
+        return commands[options.command](options) or 0
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +66,44 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("cell", metavar="CELL", help="a cell's id, or the beginning of it")
     show.add_argument("prompt", metavar="PROMPT", help="a prompt's id")
     show.add_argument("--results", default="results/runs", help="a results folder, or one above several (%(default)s)")
+    _rounds_parsers(commands)
     return parser
+
+
+def _rounds_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rounds = commands.add_parser("rounds", help="draft trees of dumped rounds, and what they add up to")
+    rounds.add_argument("place", metavar="FILE-or-RESULTS", help="a rounds.jsonl, or a folder that holds some")
+    chosen = rounds.add_mutually_exclusive_group()
+    chosen.add_argument("--round", metavar="K", dest="rounds", type=_one_round, help="print the round of this index")
+    chosen.add_argument(
+        "--rounds", metavar="A-B", type=_round_range, help="print these, the last included; A- to the end"
+    )
+    compare = commands.add_parser(ROUNDS_COMPARE, help="the first round in which two dumps part; exit status 1 if any")
+    for side in "AB":
+        compare.add_argument(side.lower(), metavar=side, help="a rounds.jsonl, or a folder that holds some")
+    arms = {rounds: "of this arm only; may be repeated", compare: "this arm; twice: A's, then B's"}
+    for parser, arm in arms.items():
+        parser.add_argument("--prompt", metavar="ID", help="of this prompt only")
+        parser.add_argument("--arm", action="append", default=[], help=arm)
+        parser.add_argument("--phase", choices=("warmup", "timed", "sentinel", "profile"), help="of this phase only")
+        parser.add_argument("--tokenizer", metavar="FOLDER", help="with a tokenizer.json (the target's own)")
+        parser.add_argument("--full", action="store_true", help="every node and request, however many")
+
+
+def _one_round(text: str) -> tuple[int, float]:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: a round's index, from 0, is")
+    return int(text), int(text)
+
+
+def _round_range(text: str) -> tuple[int, float]:
+    """`A-B` as a closed range, `A-` without an end."""
+    low, dash, high = text.partition("-")
+    first = int(low) if low.isdecimal() else -1
+    last = int(high) if high.isdecimal() else math.inf if not high else -1
+    if not dash or not 0 <= first <= last:
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: A-B with A at most B, or A- to the end, is")
+    return first, last
 
 
 def _table(options: argparse.Namespace) -> None:
@@ -77,6 +131,38 @@ def _show(options: argparse.Namespace) -> None:
     from analysis.show import show
 
     show(Console(highlight=False), options.cell, options.prompt, options.results)
+
+
+def _rounds(options: argparse.Namespace) -> None:
+    from analysis.round_dumps import Selection
+    from analysis.rounds import show_rounds
+
+    selection = Selection(options.prompt, tuple(options.arm), options.phase, options.rounds)
+    show_rounds(_wide(), options.place, selection, tokenizer=options.tokenizer, full=options.full)
+
+
+def _rounds_compare(options: argparse.Namespace) -> int:
+    from analysis.round_compare import compare_rounds
+
+    same = compare_rounds(
+        _wide(),
+        options.a,
+        options.b,
+        prompt=options.prompt,
+        arms=options.arm,
+        phase=options.phase,
+        tokenizer=options.tokenizer,
+        full=options.full,
+    )
+    return 0 if same else 1
+
+
+def _wide() -> Console:
+    """A console as wide as the terminal; into a file or a pipe, 120 columns."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=120)
 
 
 if __name__ == "__main__":
