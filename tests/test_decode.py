@@ -22,6 +22,7 @@ from methods.reference.drafter import Drafter
 from methods.reference.loading import Weights
 from methods.reference.parallel import Group
 from methods.reference.reading import read
+from methods.reference.rounds import Cycle
 from methods.reference.target import Target
 from methods.reference.tree import Candidates
 
@@ -30,22 +31,34 @@ BLOCK = 8
 METHODS: list[Method] = [DFlash(), DDTree(1), DDTree(3), DDTree(7), DDTree(16), DDTree(64), DDTree(12, chain_seed=True)]
 
 
-class PlantedDecoder(Decoder):
-    """A decoder whose drafts hold the text the target will write, at ranks drawn at random: long accepted paths."""
-
+class PlantedCycle(Cycle):
     text: tuple[int, ...] = ()
 
-    def _draft(self, method, state, seen):
-        super()._draft(method, state, seen)
-        first = int(state.written)
+    def propose(self, seen):
+        super().propose(seen)
+        first, vocabulary = int(self._state.written), self._target.config.vocabulary
         generator = torch.Generator().manual_seed(first)
-        k = min(method.candidates(self.block_size), self.target.config.vocabulary)
-        scores = torch.rand(self.block_size - 1, self.target.config.vocabulary, generator=generator)
-        for position, token in enumerate(self.text[first : first + self.block_size - 1]):
+        k = min(self._method.candidates(self._block), vocabulary)
+        scores = torch.rand(self._depth_limit, vocabulary, generator=generator)
+        for position, token in enumerate(PlantedCycle.text[first : first + self._depth_limit]):
             if torch.rand((), generator=generator) < 0.9:
                 scores[position, token] = 0.97 + 0.05 * torch.rand((), generator=generator)
         top = torch.log_softmax(scores * 60, dim=-1).topk(k, dim=-1)
         return Candidates(top.values, top.indices)
+
+
+class PlantedDecoder(Decoder):
+    """A decoder whose drafts hold the text the target will write, at ranks drawn at random: long accepted paths."""
+
+    cycle_type = PlantedCycle
+
+    @property
+    def text(self):
+        return PlantedCycle.text
+
+    @text.setter
+    def text(self, text):
+        PlantedCycle.text = text
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def test_choices_on_the_device_equal_the_cpus(settings_):
 
     def choose(part, vocabulary):
         first = torch.tensor(5, device=part.device)
-        return sampling.choose(part, first, depths.to(part.device), request, 15, vocabulary)
+        noise = sampling.noise_key(request)
+        return sampling.choose(part, first, depths.to(part.device), settings_, noise, 15, vocabulary)
 
     assert torch.equal(sharded(logits, 1, choose), sharded(logits.cuda(), 1, choose).cpu())
 

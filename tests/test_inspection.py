@@ -89,10 +89,9 @@ def test_a_rate_out_of_range_is_refused(rate):
         Inspect(rate)
 
 
-def off_the_text(text, tokens_n, view) -> torch.Tensor:
+def off_the_text(text, tokens_n, view, parents) -> torch.Tensor:
     """Rows whose path is not what the target will write. bool [n]"""
-    root = int(view.slots_n[0])
-    parents, depth, on = view.ancestry.parents_n.tolist(), [0] * len(tokens_n), [True] * len(tokens_n)
+    root, depth, on = int(view.slots_n[0]), [0] * len(tokens_n), [True] * len(tokens_n)
     for row in range(1, len(tokens_n)):
         depth[row] = depth[parents[row]] + 1
         place = root + depth[row]
@@ -100,20 +99,20 @@ def off_the_text(text, tokens_n, view) -> torch.Tensor:
     return ~torch.tensor(on)
 
 
-def siblings_in_sight(off, view, cos, sin):
-    flat = torch.where(off[:, None], torch.ones_like(view.ancestry.visible_nn).tril(), view.ancestry.visible_nn)
+def siblings_in_sight(off, view, ancestry, cos, sin):
+    flat = torch.where(off[:, None], torch.ones_like(ancestry.visible_nn).tril(), ancestry.visible_nn)
     seen = attention.visible(view.slots_n[0], flat, view.mask_ns.shape[1])
     return replace(view, mask_ns=attention.additive(seen, torch.float32))
 
 
-def a_parent_out_of_sight(off, view, cos, sin):
+def a_parent_out_of_sight(off, view, ancestry, cos, sin):
     rows, start = off.nonzero()[:, 0], int(view.slots_n[0])
     mask = view.mask_ns.clone()
-    mask[rows, start + view.ancestry.parents_n[rows]] = -torch.inf
+    mask[rows, start + ancestry.parents_n[rows]] = -torch.inf
     return replace(view, mask_ns=mask)
 
 
-def the_next_position(off, view, cos, sin):
+def the_next_position(off, view, ancestry, cos, sin):
     moved = [torch.where(off[:, None, None], table.roll(-1, 0), table) for table in (cos, sin)]
     return replace(view, rotary=tuple(moved))
 
@@ -124,15 +123,20 @@ def test_the_oracle_catches_faults_on_rejected_branches(decoder, monkeypatch, fa
     request = Request("fault", prompt(20, 5), 64)
     decoder.text = autoregressive(decoder, request).output_ids
     text = (*request.prompt_ids, *decoder.text)
-    right = Target.forward
+    right, right_view, last = Target.forward, Target.view, []
+
+    def note(self, start, positions_n, ancestry, seen):
+        last[:] = [ancestry]
+        return right_view(self, start, positions_n, ancestry, seen)
 
     def wrong(self, tokens_n, view, features=()):
-        width = len(tokens_n)
-        if width == 17:  # the verify pass of DDTree-16
-            view = fault(off_the_text(text, tokens_n, view), view, *view.rotary)
+        if len(tokens_n) == 17:  # the verify pass of DDTree-16
+            off = off_the_text(text, tokens_n, view, last[0].parents_n.tolist())
+            view = fault(off, view, last[0], *view.rotary)
         return right(self, tokens_n, view, features)
 
     with monkeypatch.context() as patch:
+        patch.setattr(Target, "view", note)
         patch.setattr(Target, "forward", wrong)
         generation = decoder.generate(DDTree(16), request, inspect=Inspect(1.0, tolerance=GAP))
     assert generation.output_ids == decoder.text

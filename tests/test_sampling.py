@@ -125,7 +125,9 @@ def test_choices_do_not_depend_on_the_ranks(settings_, tp):
     request = Request("p", (1,), 99, sampling=settings_)
 
     def choose(part, vocabulary):
-        return sampling.choose(part, torch.tensor(5), depths, request, 15, vocabulary)
+        return sampling.choose(
+            part, torch.tensor(5), depths, request.sampling, sampling.noise_key(request), 15, vocabulary
+        )
 
     assert torch.equal(sharded(logits, 1, choose), sharded(logits, tp, choose))
 
@@ -164,7 +166,15 @@ def test_gap_is_zero_for_the_choice_and_positive_for_others(logits, temperature,
     padded = torch.nn.functional.pad(logits, (0, vocabulary.padded - vocabulary.size), value=-torch.inf)
     chosen = torch.cat(
         [
-            sampling.choose(padded[i : i + 1], places[i], torch.tensor([0]), request, 0, vocabulary)
+            sampling.choose(
+                padded[i : i + 1],
+                places[i],
+                torch.tensor([0]),
+                request.sampling,
+                sampling.noise_key(request),
+                0,
+                vocabulary,
+            )
             for i in range(len(padded))
         ]
     )

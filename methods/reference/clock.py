@@ -15,6 +15,7 @@ from torch import Tensor
 from methods.base import Stages
 
 Mark = float | torch.cuda.Event
+STAGES = ("draft", "build", "verify", "commit")
 
 
 class Clock:
@@ -74,34 +75,25 @@ class Follower:
 
 
 class StageClock:
-    """Seconds per stage and round of a profiled request. It synchronises, so a timed request leaves it off."""
+    """Seconds per stage of a profiled request's rounds. What lies between two stages is the later one's."""
 
-    def __init__(self, device: torch.device, on: bool) -> None:
-        self._device, self._on = device, on
-        self._rounds: list[dict[str, float]] = []
-        self._last = 0.0
+    def __init__(self, clock: Clock, on: bool) -> None:
+        self._clock, self.on = clock, on
+        self._rounds: list[list[Mark]] = []
 
     def start(self) -> None:
-        """A round begins."""
-        if self._on:
-            self._rounds.append({})
-            self._last = self._now()
+        """A round begins, unless one has begun already."""
+        if self.on and (not self._rounds or len(self._rounds[-1]) > len(STAGES)):
+            self._rounds.append([self._clock.mark()])
 
-    def end(self, stage: str) -> None:
-        """The time since the last call belongs to `stage`."""
-        if self._on:
-            now = self._now()
-            self._rounds[-1][stage] = now - self._last
-            self._last = now
+    def end(self) -> None:
+        """The next of the stages has ended."""
+        if self.on:
+            self._rounds[-1].append(self._clock.mark())
 
     def total(self, rounds: int) -> Stages | None:
         """The sums over the first `rounds` rounds; later ones were queued before the host knew of the end."""
-        if not self._on:
+        if not self.on:
             return None
-        kept = self._rounds[:rounds]
-        return Stages(*(sum(spent[stage] for spent in kept) for stage in ("draft", "build", "verify", "commit")))
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+        kept, between = self._rounds[:rounds], self._clock.between
+        return Stages(*(sum(between(marks[i], marks[i + 1]) for marks in kept) for i in range(len(STAGES))))

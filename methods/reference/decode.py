@@ -1,59 +1,44 @@
-"""The round: draft → build → verify → commit, for every method alike.
+"""Answering and scoring requests: prefill, then round after round until the target stops or the limit is reached.
 
-Autoregressive decoding is the round with a tree of one row, DFlash with a chain, DDTree with a best-first tree. What
-a round leaves behind (root, position, output, counts) stays on the device; the host follows it without making it
-wait, and reads it when the request ends. All ranks drive the same calls in the same order.
-
-Shape letters: n rows of the verify pass, d depths 0 … the deepest a node can be.
+What a round leaves behind stays on the device; the host follows it without making it wait, and reads it when the
+request ends. All ranks drive the same calls in the same order.
 """
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from methods.base import Cut, Generation, Inspect, Method, Request, Round, Score
-from methods.reference import sampling, tree
-from methods.reference.attention import Ancestry
+from methods.base import Generation, Inspect, Method, Request, Round, Sampling, Score
+from methods.reference import sampling
 from methods.reference.clock import Clock, Follower, Mark, StageClock
 from methods.reference.drafter import Drafter
-from methods.reference.inspection import Inspector, Verified
+from methods.reference.inspection import Inspector
 from methods.reference.parallel import up
-from methods.reference.reading import SEEN_STEP, read
+from methods.reference.reading import SEEN_STEP, Chunk, read
+from methods.reference.rounds import Cycle, Runner
+from methods.reference.state import CUTS, State
 from methods.reference.target import Target
-
-CUTS: tuple[Cut, ...] = ("", "stop", "length")
-
-
-@dataclass
-class State:
-    """A request in flight, on the device. Scalars are 0-dim tensors, changed in place."""
-
-    root: Tensor  # the last committed token
-    root_at: Tensor  # its position
-    written: Tensor  # output tokens so far
-    finished: Tensor
-    output: Tensor
-    log: Tensor  # per round: accepted, emitted, index into CUTS
-    checksum: Tensor
-    features: Tensor | None  # of positions from `features_at` on, which the drafter has not seen yet
-    features_at: Tensor
-    stop_ids: Tensor
 
 
 class Decoder:
     """A target, its drafter, and the loop over rounds."""
 
+    cycle_type = Cycle
+
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter, self.device = target, drafter, target.device
-        self.block_size = drafter.config.block_size if drafter else 1
+        self.block_size, features = 1, None
         if drafter:
-            masks = torch.full((self.block_size - 1,), drafter.config.mask_token_id, device=self.device)
-            self._masks_bh = target.embed(masks)
+            self.block_size = drafter.config.block_size
+            shape = self.block_size, len(drafter.config.target_layer_ids) * target.config.hidden
+            features = torch.zeros(shape, dtype=target.dtype, device=self.device)
+        self._state = State.empty(self.device, target.cache.slots, self.block_size, features)
+        self._runners: dict[tuple[Method, Sampling], Runner] = {}
 
     @torch.inference_mode()
     def generate(
@@ -64,138 +49,83 @@ class Decoder:
         Prefill up to the first token is `ttft_s`. The rest is `decode_s`: it begins with the drafter's context of
         the whole prompt and ends with the round that emitted the last kept token.
         """
+        looks = bool(inspect and inspect.wanted)
+        runner = self._runner(method, request.sampling)
+        runner.prepare(self.target.cache.slots, by_stage=profile or looks)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        clock, stages = Clock(self.device), StageClock(self.device, profile)
+        clock = Clock(self.device)
+        stages, state = StageClock(clock, profile), self._state
         begin = clock.mark()
-        state = self._prefill(method, request)
+        chunks = self._prefill(method, request)
         marks = [clock.mark()]
-        length, rows = len(request.prompt_ids), max(method.width(self.block_size), self.block_size)
-        follower = Follower(state.root_at, state.finished, length, request.max_new_tokens == 1)
+        follower = Follower(state.root_at, state.finished, len(request.prompt_ids), request.max_new_tokens == 1)
         follower.note()
-        inspector = Inspector(self.target, request, inspect) if inspect and inspect.wanted else None
+        inspector = Inspector(self.target, request, inspect) if inspect and looks else None
+        stages.start()
+        self._feed(chunks)
         while not follower.finished and len(marks) <= len(state.log):
-            seen = min(up(follower.position_limit(self.block_size) + rows, SEEN_STEP), self.target.cache.slots)
-            verified = self._round(method, request, state, len(marks) - 1, seen, stages)
+            beyond = follower.position_limit(self.block_size) + runner.cycle.rows
+            runner.run(min(up(beyond, SEEN_STEP), self.target.cache.slots), stages, by_stage=profile or looks)
             if inspector and int(state.log[len(marks) - 1, 1]):
-                inspector.look(verified)
+                inspector.look(runner.cycle.verified)
             marks.append(clock.mark())
             follower.note()
-        generation = self._finish(state, request, clock, begin, marks, stages)
+        generation = self._finish(request, clock, begin, marks, stages)
         return replace(generation, inspected=inspector.finish(generation.output_ids)) if inspector else generation
 
-    def _prefill(self, method: Method, request: Request) -> State:
-        layers = self._feature_layers(method)
+    def _runner(self, method: Method, how: Sampling) -> Runner:
+        """The round of a method and a way of choosing tokens; seeds differ by request and do not matter to it."""
+        key = method, replace(how, seed=0)
+        if key not in self._runners:
+            cycle = self.cycle_type(self.target, self.drafter, self._state, method, key[1])
+            self._runners[key] = Runner(cycle, self.device)
+        return self._runners[key]
+
+    def _prefill(self, method: Method, request: Request) -> list[Chunk]:
+        """Read the prompt and choose its first token; the chunks hold what the drafter is to see of it."""
+        layers = self.drafter.config.target_layer_ids if self.drafter and method.uses_drafter else ()
         chunks = list(read(self.target, request.prompt_ids, layers))
         zero = torch.zeros((), dtype=torch.int64, device=self.device)
         logits = self.target.logits(chunks[-1].hidden_ch[-1:])
-        root = sampling.choose(logits, zero, zero[None], request, 0, self.target.vocabulary)[0]
-        limit = request.max_new_tokens
-        stop_ids = torch.tensor(request.stop_ids, dtype=torch.int64, device=self.device)
-        output = torch.zeros(limit + self.block_size, dtype=torch.int64, device=self.device)
-        output[0] = root
-        return State(
-            root=root.clone(),
-            root_at=zero + len(request.prompt_ids),
-            written=zero + 1,
-            finished=torch.isin(root, stop_ids) | (limit == 1),
-            output=output,
-            log=torch.zeros(limit + Follower.LAG, 3, dtype=torch.int64, device=self.device),
-            checksum=zero.clone(),
-            features=torch.cat([c.features_cf for c in chunks if c.features_cf is not None]) if layers else None,
-            features_at=zero.clone(),
-            stop_ids=stop_ids,
-        )
+        noise = sampling.noise_key(request)
+        root = sampling.choose(logits, zero, zero[None], request.sampling, noise, 0, self.target.vocabulary)[0]
+        self._state.begin(request, root)
+        return chunks
 
-    def _round(
-        self,
-        method: Method,
-        request: Request,
-        state: State,
-        index: int,
-        seen: int,
-        stages: StageClock,
-    ) -> Verified:
-        target, depth_limit = self.target, self._depth_limit(method)
-        stages.start()
-        candidates = self._draft(method, state, seen) if method.uses_drafter else None
-        stages.end("draft")
-        draft = method.build(candidates, state.root)
-        visible_nn = tree.visibility(draft.parents_n, depth_limit)
-        stages.end("build")
-        ancestry = Ancestry(draft.parents_n, visible_nn)
-        view = target.view(state.root_at, tree.positions(draft, state.root_at), ancestry, seen)
-        hidden_nh, features = target.forward(draft.tokens_n, view, self._feature_layers(method))
-        choices_n = sampling.choose(
-            target.logits(hidden_nh), state.written, draft.depths_n, request, depth_limit, target.vocabulary
-        )
-        stages.end("verify")
-        walk = tree.walk(draft, visible_nn, choices_n, depth_limit)
-        if target.group.size > 1:
-            state.checksum.copy_(torch.where(state.finished, state.checksum, tree.checksum(draft, state.checksum)))
-        self._commit(request, state, index, walk, choices_n, features)
-        stages.end("commit")
-        return Verified(draft, candidates, choices_n, walk)
+    def _feed(self, chunks: Sequence[Chunk]) -> None:
+        """Give the drafter the prompt's features: all but the last block of them now, those with the first round."""
+        parts = [chunk.features_cf for chunk in chunks if chunk.features_cf is not None]
+        if not parts:
+            return
+        assert self.drafter is not None and self._state.features is not None
+        features_cf, waiting = torch.cat(parts), self._state.features
+        early = max(0, len(features_cf) - len(waiting))
+        if early:
+            self.drafter.extend(features_cf[:early], self._state.features_at.zero_())
+        waiting.zero_()[: len(features_cf) - early] = features_cf[early:]  # rows beyond are overwritten unseen
+        self._state.features_at.fill_(early)
 
-    def _draft(self, method: Method, state: State, seen: int) -> tree.Candidates:
-        assert self.drafter is not None and state.features is not None
-        self.drafter.extend(state.features, state.features_at)
-        block_bh = torch.cat([self.target.embed(state.root[None]), self._masks_bh])
-        hidden_bh = self.drafter.block(block_bh, state.root_at, seen)
-        logits = self.target.logits(hidden_bh[1:])
-        return sampling.candidates(logits, method.candidates(self.block_size), self.target.vocabulary)
-
-    def _commit(
-        self,
-        request: Request,
-        state: State,
-        index: int,
-        walk: tree.Walk,
-        choices_n: Tensor,
-        features_nf: Tensor | None,
-    ) -> None:
-        """Move the accepted path's rows together and write what the round emits, cut at a stop or the limit."""
-        depths_d = torch.arange(len(walk.path_d), device=self.device)
-        self.target.commit(state.root_at, walk.path_d, walk.accepted)
-        tokens_d = choices_n[walk.path_d]  # after depth d comes the target's choice: a node's token, or the bonus
-        stops_d = torch.isin(tokens_d, state.stop_ids) & (depths_d <= walk.accepted)
-        until_stop = torch.where(stops_d, depths_d, len(depths_d)).amin() + 1
-        room = request.max_new_tokens - state.written
-        emitted = torch.minimum(torch.minimum(walk.accepted + 1, until_stop), room)
-        emitted = torch.where(state.finished, 0, emitted)
-        stopped = until_stop <= emitted
-        cut = torch.where(emitted == walk.accepted + 1, 0, torch.where(stopped, 1, 2))
-        state.log[index] = torch.stack([torch.minimum(walk.accepted, emitted), emitted, cut])
-        state.output.index_copy_(0, state.written + depths_d, tokens_d)
-        state.written += emitted
-        state.finished |= stopped | (state.written == request.max_new_tokens)
-        if features_nf is not None:
-            state.features = features_nf[walk.path_d]
-            state.features_at.copy_(state.root_at)
-        state.root.copy_(tokens_d[walk.accepted])
-        state.root_at += torch.where(state.finished, 0, walk.accepted + 1)
-
-    def _finish(
-        self, state: State, request: Request, clock: Clock, begin: Mark, marks: list[Mark], stages: StageClock
-    ) -> Generation:
+    def _finish(self, request: Request, clock: Clock, begin: Mark, marks: list[Mark], stages: StageClock) -> Generation:
+        state = self._state
         written = int(state.written)
         log: list[list[int]] = state.log[: len(marks)].tolist()
-        rounds: list[Round] = []
+        done: list[Round] = []
         total = 1
         while total < written:  # later rounds were queued before the host knew of the end
-            accepted, emitted, cut = log[len(rounds)]
-            rounds.append(Round(accepted, emitted, CUTS[cut]))
+            accepted, emitted, cut = log[len(done)]
+            done.append(Round(accepted, emitted, CUTS[cut]))
             total += emitted
         output = tuple(state.output[:written].tolist())
         self._agree(state.checksum)
         return Generation(
             output_ids=output,
             finish_reason="stop" if output[-1] in request.stop_ids else "length",
-            rounds=tuple(rounds),
+            rounds=tuple(done),
             ttft_s=clock.between(begin, marks[0]),
-            decode_s=clock.between(marks[0], marks[len(rounds)]),
+            decode_s=clock.between(marks[0], marks[len(done)]),
             tree_checksum=int(state.checksum),
-            stages=stages.total(len(rounds)),
+            stages=stages.total(len(done)),
             peak_mem_bytes=self._peak_memory(),
         )
 
@@ -255,9 +185,3 @@ class Decoder:
         """This rank's logits, float32, after each token from position `before` on; the cache holds what is before."""
         chunks = read(self.target, text[before:], start=before, rows=rows)
         return self.target.logits(torch.cat([chunk.hidden_ch for chunk in chunks])).float()
-
-    def _depth_limit(self, method: Method) -> int:
-        return self.block_size - 1 if method.uses_drafter else 0
-
-    def _feature_layers(self, method: Method) -> tuple[int, ...]:
-        return self.drafter.config.target_layer_ids if self.drafter and method.uses_drafter else ()

@@ -1,15 +1,15 @@
 """Looking at rounds from outside: the sequential oracle, the linear shadow, the round dump.
 
-The oracle judges a tree by the plainest means there is. It keeps a text of its own, in a cache of its own, read token
-by token; from there it decodes the accepted path and some root-to-leaf paths node by node, one row a pass. No mask,
-no tree, no commit of a tree is involved, so a node's choice in the verify pass must be the oracle's or a near tie.
+The oracle judges a tree by the plainest means there is. It keeps a text of its own, read token by token into slots of
+its own, which take the place of the decoder's while it works; from there it decodes the accepted path and some
+root-to-leaf paths node by node, one row a pass. No mask, no tree, no commit of a tree is involved, so a node's choice
+in the verify pass must be the oracle's or a near tie.
 
 All of it waits for the device, round for round: nothing that is inspected is a headline time.
 """
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,8 +41,7 @@ class Oracle:
 
     def __init__(self, target: Target, request: Request, tolerance: float) -> None:
         self._target, self._request, self._tolerance = target, request, tolerance
-        self._cache, self._states = copy.copy(target.cache), target.snapshot()
-        self._cache.data = torch.zeros_like(target.cache.data)
+        self._slots, self._states = torch.zeros_like(target.cache.data), target.snapshot()
         self._length = 0
         with self._own_text(keep=True):
             list(read(target, request.prompt_ids))
@@ -82,16 +81,17 @@ class Oracle:
     @contextmanager
     def _own_text(self, *, keep: bool) -> Iterator[None]:
         """The target with the oracle's text instead of the decoder's; what is read becomes text if it is to be kept."""
-        target = self._target
-        cache, states = target.cache, target.snapshot()
-        target.cache = self._cache
+        target, slots = self._target, self._target.cache.data
+        decoders, states = slots.clone(), target.snapshot()
+        slots.copy_(self._slots)
         target.restore(self._states)
         try:
             yield
             if keep:
+                self._slots.copy_(slots)
                 self._states = target.snapshot()
         finally:
-            target.cache = cache
+            slots.copy_(decoders)
             target.restore(states)
 
 
@@ -148,7 +148,7 @@ class Inspector:
         draft, walk = verified.draft, verified.walk
         valid = draft.valid_n
         path = walk.path_d[: int(walk.accepted) + 1].tolist()
-        own_n = draft.scores_n - draft.scores_n[draft.parents_n]
+        own_n = torch.where(draft.scores_n.isinf(), draft.scores_n, draft.scores_n - draft.scores_n[draft.parents_n])
         return TreeDump(
             root_at=self._root_at,
             tokens=tuple(draft.tokens_n[valid].tolist()),

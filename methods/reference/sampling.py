@@ -109,7 +109,7 @@ def _mix(values: Tensor) -> Tensor:
     return values ^ _shift(values, 31)
 
 
-def gumbel(key: int, positions_t: Tensor, ids_v: Tensor) -> Tensor:
+def gumbel(key: int | Tensor, positions_t: Tensor, ids_v: Tensor) -> Tensor:
     """Gumbel noise of output positions and token ids, float32 [t, v]: a pure function of (key, position, id)."""
     row_t = _mix(_mix(positions_t * -0x61C8864680B583EB + key))
     bits_tv = _mix(row_t[:, None] + (ids_v + 1) * -0x61C8864680B583EB)
@@ -161,19 +161,25 @@ def kept_from(logits_rv: Tensor, sampling: Sampling, vocabulary: Vocabulary) -> 
 
 
 def choose(
-    logits_rv: Tensor, first: Tensor, depths_r: Tensor, request: Request, depth_limit: int, vocabulary: Vocabulary
+    logits_rv: Tensor,
+    first: Tensor,
+    depths_r: Tensor,
+    sampling: Sampling,
+    noise: int | Tensor,
+    depth_limit: int,
+    vocabulary: Vocabulary,
 ) -> Tensor:
     """The target's own next token after each row, int64 [r], equal on all ranks.
 
     Args:
         first: the output position of the token after the root, 0-dim int64.
+        noise: the request's `noise_key`, a number or a 0-dim int64.
         depths_r: each row's depth, at most `depth_limit`: the token after it has output position first + depth.
     """
-    sampling = request.sampling
     if sampling.temperature == 0:
         return best(logits_rv, vocabulary)
     places_t = first + torch.arange(depth_limit + 1, device=first.device)
-    noise_tv = gumbel(noise_key(request), places_t, vocabulary.ids(first.device))
+    noise_tv = gumbel(noise, places_t, vocabulary.ids(first.device))
     chosen = []
     for rows, depths in zip(logits_rv.split(_ROWS_AT_ONCE), depths_r.split(_ROWS_AT_ONCE), strict=True):
         scaled = rows.float() / sampling.temperature
