@@ -10,7 +10,7 @@ from typing import Any
 
 from methods.base import Refusal
 
-BUILTIN = "builtin:"
+BUILTIN, SHAPE = "builtin:", "shape:"
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 LIGHT = ("*.json", "*.jinja", "*.txt", "*.model")
 PATTERNS = (*LIGHT, "*.safetensors")
@@ -18,12 +18,13 @@ PATTERNS = (*LIGHT, "*.safetensors")
 
 def is_hub_id(reference: str) -> bool:
     """Whether a reference names a hub repository rather than a folder."""
-    local = reference.startswith((BUILTIN, "/", ".", "~")) or reference.count("/") != 1
+    local = reference.startswith((BUILTIN, SHAPE, "/", ".", "~")) or reference.count("/") != 1
     return not local and not Path(reference).exists()
 
 
 def resolve(reference: str, *, weights: bool = True) -> Path:
-    """The local folder of `builtin:NAME/target`, of a path, or of a hub id (downloaded when it is not cached).
+    """The local folder of `builtin:NAME/target`, of `shape:NAME/target` (a published model's config.json alone), of a
+    path, or of a hub id (downloaded when it is not cached).
 
     Without `weights` only configs and tokenizer are fetched from the hub.
 
@@ -32,6 +33,8 @@ def resolve(reference: str, *, weights: bool = True) -> Path:
     """
     if reference.startswith(BUILTIN):
         folder = CHECKPOINTS / reference.removeprefix(BUILTIN)
+    elif reference.startswith(SHAPE):
+        folder = CHECKPOINTS / "shapes" / reference.removeprefix(SHAPE)
     elif is_hub_id(reference):
         folder = _from_hub(reference, PATTERNS if weights else LIGHT)
     else:
@@ -41,6 +44,11 @@ def resolve(reference: str, *, weights: bool = True) -> Path:
             f"{reference!r} is not a model: {folder} has no config.json; a Hugging Face folder or id is needed."
         )
     return folder
+
+
+def text_folder(reference: str) -> Path:
+    """Where a model's tokenizer and stop ids are. A shape has none of its own: the built-in pair's stand in."""
+    return resolve(f"{BUILTIN}tiny/target" if reference.startswith(SHAPE) else reference, weights=False)
 
 
 def _from_hub(repository: str, patterns: tuple[str, ...]) -> Path:
@@ -69,12 +77,14 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def stop_ids(folder: Path) -> tuple[int, ...]:
-    """Every end id of the generation config and of the config, ascending. Empty where a model names none."""
+    """Every end id of the generation config, of the config and of the text model's inside it, ascending. Empty where a
+    model names none."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            ids = read_json(folder, name).get("eos_token_id")
-            found.update(ids if isinstance(ids, list) else [ids] if ids is not None else [])
+            said = read_json(folder, name)
+            for ids in (said.get("eos_token_id"), said.get("text_config", {}).get("eos_token_id")):
+                found.update(ids if isinstance(ids, list) else [ids] if ids is not None else [])
     return tuple(sorted(found))
 
 

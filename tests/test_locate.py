@@ -21,7 +21,16 @@ def test_built_in_pair_is_found():
         assert (locate.resolve(f"builtin:tiny/{part}") / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("reference", ["builtin:nothing/target", "/nowhere", "./nowhere", "plain-name", "a/b/c"])
+def test_a_shape_is_a_config_that_borrows_a_tokenizer():
+    shape = locate.resolve("shape:qwen3_8b/target")
+    assert [path.name for path in shape.iterdir()] == ["config.json"] and not locate.is_hub_id("shape:qwen3_8b/target")
+    assert (locate.text_folder("shape:qwen3_8b/target") / "tokenizer.json").is_file()
+    assert locate.text_folder("builtin:tiny/target") == locate.resolve("builtin:tiny/target")
+
+
+@pytest.mark.parametrize(
+    "reference", ["builtin:nothing/target", "shape:nothing/target", "/nowhere", "./nowhere", "plain-name", "a/b/c"]
+)
 def test_a_folder_that_is_not_there_is_one_sentence(reference):
     with pytest.raises(Refusal, match=r"is not a model: .* has no config\.json"):
         locate.resolve(reference)
@@ -53,6 +62,8 @@ def test_stop_ids_are_all_that_either_file_names(tmp_path):
     assert locate.stop_ids(folder(tmp_path, eos_token_id=7)) == (7,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 3]}))
     assert locate.stop_ids(tmp_path) == (3, 7, 9)
+    folder(tmp_path, text_config={"eos_token_id": 5})
+    assert locate.stop_ids(tmp_path) == (3, 5, 9)
 
 
 def test_a_fingerprint_follows_the_content(tmp_path):

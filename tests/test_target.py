@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, SHAPE, hf_model, save_drafter, save_target
+from tiny_models import FAMILIES, SHAPE, WRAPPERS, hf_model, save_drafter, save_fused, save_target, save_wrapped
 
 from methods.base import Refusal
 from methods.reference import reading, tree
@@ -34,6 +34,9 @@ def read(target: Target, tokens: list[int], rows: int = 512) -> torch.Tensor:
 VARIANTS = [(family, {}) for family in FAMILIES] + [
     ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}}),
+    ("qwen3_moe", {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    ("qwen3_5_text", {"layer_types": ["full_attention", "linear_attention"] * 2, "tie_word_embeddings": False}),
+    ("qwen3_next", {"mlp_only_layers": [1], "norm_topk_prob": False, "full_attention_interval": 2}),
     ("qwen3", {"attention_bias": True, "num_key_value_heads": 8, "vocab_size": 208, "tie_word_embeddings": False}),
 ]
 
@@ -46,6 +49,29 @@ def test_logits_equal_transformers(family, changes, tmp_path):
     expected = hf_model(family, **changes)(torch.tensor([tokens])).logits[0]
     for rows in (512, 16, 1):
         torch.testing.assert_close(read(target, tokens, rows), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("save", "family"),
+    [(save_wrapped, family) for family in WRAPPERS]
+    + [(save_fused, family) for family in ("qwen3_moe", "qwen3_5_moe_text", "qwen3_next")],
+)
+@torch.inference_mode()
+def test_published_layouts_load(save, family, tmp_path):
+    target = open_target(save(tmp_path, family))
+    tokens = list(range(20))
+    expected = hf_model(family)(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(read(target, tokens), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_hybrid_layers_are_listed_or_counted(tmp_path):
+    save_target(tmp_path, "qwen3_5_text")
+    edit(tmp_path, layer_types=None)
+    assert target_config(tmp_path).kinds == (*["linear_attention"] * 3, "full_attention")
+    edit(tmp_path, full_attention_interval=2, rope_parameters={"rope_type": "mrope", "rope_theta": 7.0})
+    config = target_config(tmp_path)
+    assert config.kinds == ("linear_attention", "full_attention") * 2
+    assert config.rotary_dim == 4 and config.rope.kind == "default"
 
 
 @torch.inference_mode()
@@ -69,9 +95,9 @@ def random_trees(draw):
     return parents, depths, tokens
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return open_target(save_target(tmp_path_factory.mktemp("target")))
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5_moe_text"])
+def target(tmp_path_factory, request):
+    return open_target(save_target(tmp_path_factory.mktemp("target"), request.param))
 
 
 @given(shape=random_trees(), length=st.integers(1, 40))
@@ -112,6 +138,10 @@ def edit(folder, **changes):
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"model_type": "qwen3_5_text", "layer_types": None}, "linear_num_key_heads"),
+        ({"model_type": "qwen3_5_text", "layer_types": ["mamba"]}, "layer type 'mamba'"),
+        ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"num_experts": 8}, "num_experts_per_tok"),
     ],
 )
 def test_unsupported_targets_are_refused_by_name(tmp_path, changes, sentence):
@@ -155,3 +185,19 @@ def test_damaged_checkpoints_are_refused_in_a_sentence(tmp_path):
 def test_ranks_that_do_not_divide_are_refused(tmp_path, tp):
     with pytest.raises(Refusal, match=f"tp={tp}"):
         target_config(save_target(tmp_path)).check_ranks(tp, "target")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"linear_num_key_heads": 2}, "2 gated delta key heads"),
+        ({"linear_num_key_heads": 3, "linear_num_value_heads": 4}, "4 gated delta value heads"),
+        ({"moe_intermediate_size": 30}, "30 columns of an expert"),
+        ({"shared_expert_intermediate_size": 30}, "30 columns of the shared expert"),
+    ],
+)
+def test_hybrid_shapes_that_do_not_divide_are_refused(tmp_path, changes, sentence):
+    save_target(tmp_path, "qwen3_5_moe_text")
+    edit(tmp_path, **changes)
+    with pytest.raises(Refusal, match=sentence):
+        target_config(tmp_path).check_ranks(4, "target")

@@ -7,7 +7,26 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 SHAPE = {
     "vocab_size": 203,  # no multiple of 16: padding is always in play
@@ -26,10 +45,43 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-FAMILIES = {
+DELTA = {
+    "head_dim": 16,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+SHARED = {**EXPERTS, "shared_expert_intermediate_size": 32}
+DENSE_FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": False}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False, "rope_parameters": LLAMA3_ROPE}),
+}
+HYBRID_FAMILIES = {
+    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**DELTA, "tie_word_embeddings": True}),
+    "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**DELTA, **SHARED}),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, {**DELTA, **SHARED}),
+}
+FAMILIES = {
+    **DENSE_FAMILIES,
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 16, **EXPERTS}),
+    **HYBRID_FAMILIES,
+}
+
+
+WRAPPERS = {
+    "qwen3_5_text": (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+    "qwen3_5_moe_text": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration),
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": SHAPE["hidden_size"],
+    "num_position_embeddings": 16,
 }
 
 
@@ -40,9 +92,11 @@ def hf_model(family: str, seed: int = 0, **changes):
     model = model_class(config_class(**{**SHAPE, **extra, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "A_log" in name:
+                parameter.uniform_(-5.0, 1.0)
+            elif "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
+            elif "conv1d" not in name:
                 parameter.mul_(3.0 if "embed" in name or "lm_head" in name else 10.0)
     return model
 
@@ -50,6 +104,28 @@ def hf_model(family: str, seed: int = 0, **changes):
 def save_target(folder: Path, family: str = "qwen3", seed: int = 0, shards: str = "50GB", **changes) -> Path:
     model = hf_model(family, seed, **changes)
     model.save_pretrained(folder, max_shard_size=shards)
+    return folder
+
+
+def save_wrapped(folder: Path, family: str) -> Path:
+    """A vision-language checkpoint around the family's text model."""
+    config_class, model_class = WRAPPERS[family]
+    text = hf_model(family)
+    tied = text.config.tie_word_embeddings
+    wrapper = model_class(
+        config_class(text_config=text.config.to_dict(), vision_config=VISION, tie_word_embeddings=tied)
+    )
+    wrapper.model.language_model.load_state_dict(text.model.state_dict())
+    wrapper.lm_head.load_state_dict(text.lm_head.state_dict())
+    wrapper.save_pretrained(folder)
+    return folder
+
+
+def save_fused(folder: Path, family: str) -> Path:
+    """A checkpoint with one tensor for all experts of a layer."""
+    model = hf_model(family)
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors")
     return folder
 
 

@@ -10,7 +10,7 @@ Shape letters: n rows of this pass, s slots seen, h heads on this rank, g query 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +18,20 @@ from torch import Tensor
 
 from methods.reference.config import Rope, TransformerConfig
 from methods.reference.loading import Weights
+from methods.reference.norm import Norm
 from methods.reference.parallel import Group
+
+if TYPE_CHECKING:
+    from methods.reference.gated_delta import Lineage
 
 
 class Cache:
-    """Keys and values of every layer in one tensor, [layers, 2, h, slots, d]."""
+    """Keys and values of every attention layer in one tensor, [layers, 2, h, slots, d]."""
 
     def __init__(
         self, config: TransformerConfig, slots: int, group: Group, device: torch.device, dtype: torch.dtype
     ) -> None:
-        shape = (config.layers, 2, config.kv_heads // group.size, slots, config.head_dim)
+        shape = (config.attention_layers, 2, config.kv_heads // group.size, slots, config.head_dim)
         self.data = torch.zeros(shape, device=device, dtype=dtype)
 
     @property
@@ -40,10 +44,10 @@ class Cache:
 
 
 class Rotary:
-    """Tables of the rotary embedding for every position up to `length`."""
+    """Tables of the rotary embedding of `size` dimensions for every position up to `length`."""
 
-    def __init__(self, rope: Rope, head_dim: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
-        frequencies = torch.tensor(rope.frequencies(head_dim), dtype=torch.float64)
+    def __init__(self, rope: Rope, size: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+        frequencies = torch.tensor(rope.frequencies(size), dtype=torch.float64)
         angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies.float()
         angles = torch.cat([angles, angles], dim=-1)
         self._cos, self._sin = (table.to(device, dtype) for table in (angles.cos(), angles.sin()))
@@ -54,9 +58,12 @@ class Rotary:
 
 
 def rotate(x_nhd: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate as many dimensions as the tables have; the rest of a head carries no position."""
     cos, sin = rotary
-    left, right = x_nhd.chunk(2, dim=-1)
-    return x_nhd * cos + torch.cat([-right, left], dim=-1) * sin
+    turned, still = x_nhd.split([cos.shape[-1], x_nhd.shape[-1] - cos.shape[-1]], dim=-1)
+    left, right = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat([-right, left], dim=-1) * sin
+    return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
 
 
 class Ancestry(NamedTuple):
@@ -69,13 +76,13 @@ class Ancestry(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """What the rows of one pass see: where they are written, an additive mask over the slots, and, for a target, their
-    ancestry."""
+    """What the rows of one pass see: where they are written, an additive mask over the slots, and, for gated delta net
+    layers, their lineage."""
 
     rotary: tuple[Tensor, Tensor]
     slots_n: Tensor
     mask_ns: Tensor
-    ancestry: Ancestry | None = None
+    lineage: Lineage | None = None
 
 
 def visible(start: Tensor, visible_nn: Tensor, seen: int) -> Tensor:
@@ -91,13 +98,17 @@ def additive(visible_ns: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Attention:
-    """Grouped-query attention; this rank's heads. The output is a part to be summed over ranks."""
+    """Grouped-query attention; this rank's heads. The output is a part to be summed over ranks.
+
+    Where the query is gated, q_proj makes two rows of heads: per head the query, then the gate of its output.
+    """
 
     def __init__(self, config: TransformerConfig, weights: Weights, prefix: str) -> None:
         d, hidden = config.head_dim, config.hidden
-        rows = {"q": config.heads * d, "k": config.kv_heads * d, "v": config.kv_heads * d}
+        queries = 2 * config.heads if config.gated_query else config.heads
+        rows = {"q": queries * d, "k": config.kv_heads * d, "v": config.kv_heads * d}
         parts = [weights.tensor(f"{prefix}.{name}_proj.weight", (size, hidden), split=0) for name, size in rows.items()]
-        self._query_rows = len(parts[0])
+        self._queries, self._gated = len(parts[0]) // d, config.gated_query
         self._qkv = torch.cat(parts)
         self._qkv_bias = None
         if config.qkv_bias:
@@ -108,12 +119,12 @@ class Attention:
         self._first_rank = weights.group.rank == 0
         self._norms = None
         if config.qk_norm:
-            self._norms = tuple(weights.tensor(f"{prefix}.{name}_norm.weight", (d,)) for name in "qk")
-        self._d, self._eps, self._kv_heads = d, config.eps, config.kv_heads // weights.group.size
+            self._norms = tuple(Norm(config, weights, f"{prefix}.{name}_norm.weight", d) for name in "qk")
+        self._d, self._kv_heads = d, config.kv_heads // weights.group.size
 
     def store(self, x_nh: Tensor, view: View, cache_kv: Tensor) -> None:
         """Write keys and values of rows that ask nothing themselves (a drafter's context)."""
-        rest = slice(self._query_rows, None)
+        rest = slice(self._queries * self._d, None)
         bias = None if self._qkv_bias is None else self._qkv_bias[rest]
         key, value = F.linear(x_nh, self._qkv[rest], bias).unflatten(-1, (-1, self._d)).chunk(2, dim=1)
         self._write(key, value, view, cache_kv)
@@ -122,10 +133,12 @@ class Attention:
         """Attend over the cache, the rows themselves included. [n, hidden] → [n, hidden], this rank's part."""
         n = len(x_nh)
         mixed = F.linear(x_nh, self._qkv, self._qkv_bias).unflatten(-1, (-1, self._d))
-        query, key, value = mixed.split([self._query_rows // self._d, self._kv_heads, self._kv_heads], dim=1)
+        query, key, value = mixed.split([self._queries, self._kv_heads, self._kv_heads], dim=1)
         self._write(key, value, view, cache_kv)
+        if self._gated:
+            query, gate = query.unflatten(1, (-1, 2)).unbind(2)
         if self._norms:
-            query = F.rms_norm(query, (self._d,), self._norms[0], self._eps)
+            query = self._norms[0](query)
         query = rotate(query, view.rotary).unflatten(1, (self._kv_heads, -1))
         groups, seen = query.shape[2], view.mask_ns.shape[1]
         folded = query.permute(1, 2, 0, 3).reshape(1, self._kv_heads, groups * n, self._d)
@@ -133,31 +146,12 @@ class Attention:
         keys, values = cache_kv[0, None, :, :seen], cache_kv[1, None, :, :seen]
         attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
         joined = attended.view(self._kv_heads, groups, n, self._d).permute(2, 0, 1, 3).reshape(n, -1)
+        if self._gated:
+            joined = joined * torch.sigmoid(gate).flatten(1)
         return F.linear(joined, self._out, self._out_bias if self._first_rank else None)
 
     def _write(self, key_nhd: Tensor, value_nhd: Tensor, view: View, cache_kv: Tensor) -> None:
         if self._norms:
-            key_nhd = F.rms_norm(key_nhd, (self._d,), self._norms[1], self._eps)
+            key_nhd = self._norms[1](key_nhd)
         key_nhd = rotate(key_nhd, view.rotary)
         cache_kv.index_copy_(2, view.slots_n, torch.stack([key_nhd, value_nhd]).transpose(1, 2))
-
-
-class GatedMLP:
-    """SwiGLU; this rank's columns. The output is a part to be summed over ranks."""
-
-    def __init__(self, config: TransformerConfig, weights: Weights, prefix: str) -> None:
-        wide, hidden = config.intermediate, config.hidden
-        self._gate_up = torch.cat(
-            [weights.tensor(f"{prefix}.{name}_proj.weight", (wide, hidden), split=0) for name in ("gate", "up")]
-        )
-        self._gate_up_bias = self._down_bias = None
-        if config.mlp_bias:
-            biases = [weights.tensor(f"{prefix}.{name}_proj.bias", (wide,), split=0) for name in ("gate", "up")]
-            self._gate_up_bias = torch.cat(biases)
-            self._down_bias = weights.tensor(f"{prefix}.down_proj.bias", (hidden,))
-        self._down = weights.tensor(f"{prefix}.down_proj.weight", (hidden, wide), split=1)
-        self._first_rank = weights.group.rank == 0
-
-    def __call__(self, x_nh: Tensor) -> Tensor:
-        gate, up = F.linear(x_nh, self._gate_up, self._gate_up_bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self._down, self._down_bias if self._first_rank else None)

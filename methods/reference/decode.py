@@ -28,7 +28,7 @@ from methods.reference.target import Target
 class Decoder:
     """A target, its drafter, and the loop over rounds."""
 
-    cycle_type = Cycle
+    cycle_type: type[Cycle] = Cycle
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter, self.device = target, drafter, target.device

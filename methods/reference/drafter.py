@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.reference.attention import Cache, Rotary, View, additive, visible
+from methods.reference.attention import Attention, Cache, Rotary, View, additive, visible
 from methods.reference.config import DrafterConfig, LayerAttention
 from methods.reference.loading import Weights
+from methods.reference.norm import Norm
 from methods.reference.target import Layer
 
 
@@ -30,12 +31,12 @@ class Drafter:
         features = len(config.target_layer_ids) * shape.hidden
         self._feature_share = weights.group.share(features)
         self._fc = weights.tensor("fc.weight", (shape.hidden, features), split=1)
-        self._context_norm = weights.tensor("hidden_norm.weight", (shape.hidden,))
-        self._layers = [Layer(shape, weights, f"layers.{i}") for i in range(shape.layers)]
-        self._norm = weights.tensor("norm.weight", (shape.hidden,))
+        self._context_norm = Norm(shape, weights, "hidden_norm.weight", shape.hidden)
+        self._mixers = [Attention(shape, weights, f"layers.{i}.self_attn") for i in range(shape.layers)]
+        self._layers = [Layer(shape, weights, f"layers.{i}", mixer) for i, mixer in enumerate(self._mixers)]
+        self._norm = Norm(shape, weights, "norm.weight", shape.hidden)
         self.cache = Cache(shape, slots, weights.group, weights.device, weights.dtype)
-        self._rotary = Rotary(shape.rope, shape.head_dim, slots, weights.device, weights.dtype)
-        self._hidden, self._eps = shape.hidden, shape.eps
+        self._rotary = Rotary(shape.rope, shape.rotary_dim, slots, weights.device, weights.dtype)
 
     def extend(self, features_cf: Tensor, start: Tensor) -> None:
         """Add context: the target's features [c, f] of positions start … start + c − 1 (0-dim int64).
@@ -43,11 +44,11 @@ class Drafter:
         Rows beyond those committed may be passed as well: they are overwritten before anything sees them.
         """
         projected = self.group.sum(F.linear(features_cf[:, self._feature_share], self._fc))
-        context = F.rms_norm(projected, (self._hidden,), self._context_norm, self._eps)
+        context = self._context_norm(projected)
         slots = start + torch.arange(len(context), device=self.device)
         view = View(self._rotary.at(slots), slots, slots)
-        for index, layer in enumerate(self._layers):
-            layer.mixer.store(context, view, self.cache.data[index])
+        for index, mixer in enumerate(self._mixers):
+            mixer.store(context, view, self.cache.data[index])
 
     def block(self, embedded_bh: Tensor, start: Tensor, seen: int) -> Tensor:
         """Final-normed hidden states [b, hidden] of a block at positions start … start + b − 1.
@@ -63,7 +64,7 @@ class Drafter:
             if attention not in masks:
                 masks[attention] = self._mask(attention, start, slots, seen)
             x_bh = layer(x_bh, View(rotary, slots, masks[attention]), self.cache.data[index])
-        return F.rms_norm(x_bh, (self._hidden,), self._norm, self._eps)
+        return self._norm(x_bh)
 
     def _mask(self, attention: LayerAttention, start: Tensor, slots_b: Tensor, seen: int) -> Tensor:
         whole = torch.ones(len(slots_b), len(slots_b), dtype=torch.bool, device=self.device)

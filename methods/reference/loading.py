@@ -34,32 +34,78 @@ class Weights:
         self._folder = folder
         self._open: dict[str, Any] = {}
         self._files = {} if seed is not None else _index(folder)
-        self._generator = None if seed is None else torch.Generator(device).manual_seed(seed + group.rank)
+        self._drawn: tuple[torch.Generator, torch.Generator] | None = None
+        if seed is not None:  # what ranks share must be the same on all of them
+            own, common = (torch.Generator(device).manual_seed(seed + extra) for extra in (1 + group.rank, 0))
+            self._drawn = own, common
 
-    def tensor(self, name: str, shape: tuple[int, ...], *, split: int | None = None) -> Tensor:
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    @property
+    def made_up(self) -> bool:
+        """Whether nothing is read: random weights."""
+        return self._drawn is not None
+
+    @property
+    def text_prefix(self) -> str:
+        """What the names of a target's text model begin with; a vision-language wrapper nests it."""
+        nested = "model.language_model."
+        return nested if any(name.startswith(nested) for name in self._files) else "model."
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        split: int | None = None,
+        blocks: tuple[int, ...] = (),
+        dtype: torch.dtype | None = None,
+        neutral: float = 1.0,
+    ) -> Tensor:
         """A tensor of `shape`, or this rank's equal share of it along dimension `split`.
+
+        Args:
+            blocks: sizes of what lies one after the other along `split`; the share is one of each.
+            dtype: in place of the compute dtype.
+            neutral: the value of a vector that is not read but made up.
 
         Raises:
             Refusal: it is missing, or has another shape.
         """
         share = [slice(None)] * len(shape)
-        if split is not None:
-            share[split] = self.group.share(shape[split])
-        return self._count(self._random(shape, share) if self._generator else self._read(name, shape, tuple(share)))
+        if split is None:
+            return self._count(self._part(name, shape, share, neutral), dtype)
+        parts, begin = [], 0
+        for size in blocks or (shape[split],):
+            own = self.group.share(size)
+            share[split] = slice(begin + own.start, begin + own.stop)
+            parts.append(self._part(name, shape, share, neutral))
+            begin += size
+        return self._count(torch.cat(parts, dim=split) if blocks else parts[0], dtype)
 
     def rows(self, name: str, shape: tuple[int, int], rows: slice) -> Tensor:
         """Rows of a vocabulary's matrix; rows beyond the vocabulary are zero."""
         there = slice(min(rows.start, shape[0]), min(rows.stop, shape[0]))
-        share = (there, slice(None))
-        part = self._random(shape, list(share)) if self._generator else self._read(name, shape, share)
+        part = self._part(name, shape, [there, slice(None)], 1.0)
         padded = part.new_zeros(rows.stop - rows.start, shape[1])
         padded[: len(part)] = part
-        return self._count(padded)
+        return self._count(padded, None)
 
-    def _count(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.to(self.device, self.dtype).contiguous()
+    def _count(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        tensor = tensor.to(self.device, dtype or self.dtype).contiguous()
         self.bytes += tensor.nbytes
         return tensor
+
+    def _part(self, name: str, shape: tuple[int, ...], share: list[slice], neutral: float) -> Tensor:
+        if self._drawn is None:
+            return self._read(name, shape, tuple(share))
+        size = [len(range(*part.indices(length))) for part, length in zip(share, shape, strict=True)]
+        if len(size) == 1:
+            return torch.full(size, neutral, device=self.device, dtype=self.dtype)
+        generator = self._drawn[all(part == slice(None) for part in share)]
+        drawn = torch.randn(size, generator=generator, device=self.device, dtype=self.dtype)
+        return drawn.mul_(shape[-1] ** -0.5)
 
     def _read(self, name: str, shape: tuple[int, ...], share: tuple[slice, ...]) -> Tensor:
         if name not in self._files:
@@ -73,13 +119,6 @@ class Weights:
             raise Refusal(f"tensor {name!r} in {self._folder} has shape {found}, but its config.json asks for {shape}.")
         part: Tensor = whole[share]
         return part
-
-    def _random(self, shape: tuple[int, ...], share: list[slice]) -> Tensor:
-        size = [len(range(*part.indices(length))) for part, length in zip(share, shape, strict=True)]
-        if len(size) == 1:
-            return torch.ones(size, device=self.device, dtype=self.dtype)  # norms: neutral
-        drawn = torch.randn(size, generator=self._generator, device=self.device, dtype=self.dtype)
-        return drawn.mul_(shape[-1] ** -0.5)
 
 
 def _index(folder: Path) -> dict[str, str]:

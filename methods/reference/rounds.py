@@ -42,7 +42,9 @@ class Cycle:
     def __init__(self, target: Target, drafter: Drafter | None, state: State, method: Method, how: Sampling) -> None:
         self._target, self._state, self._method, self._how = target, state, method, how
         self._drafter = drafter if method.uses_drafter else None
-        self._depth_limit, self._layers, self._masks_bh, self._block = 0, (), None, 1
+        self._depth_limit, self._block = 0, 1
+        self._layers: tuple[int, ...] = ()
+        self._masks_bh: Tensor | None = None
         if self._drafter:
             config = self._drafter.config
             self._block, self._depth_limit = config.block_size, config.block_size - 1

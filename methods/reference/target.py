@@ -7,32 +7,43 @@ number of slots seen alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.reference.attention import Ancestry, Attention, Cache, GatedMLP, Rotary, View, additive, visible
-from methods.reference.config import TransformerConfig
+from methods.reference.attention import Ancestry, Attention, Cache, Rotary, View, additive, visible
+from methods.reference.config import ATTENTION, TransformerConfig
+from methods.reference.gated_delta import GatedDeltaNet, Lineage, Recurrence
 from methods.reference.loading import Weights
+from methods.reference.mlp import GatedMLP, SparseMLP
+from methods.reference.norm import Norm
 from methods.reference.parallel import Vocabulary
+
+Mixer = Callable[[Tensor, View, Any], Tensor]
 
 
 class Layer:
     """Pre-norm residual block: a mixer, then an MLP. Both return parts that are summed over ranks."""
 
-    def __init__(self, config: TransformerConfig, weights: Weights, prefix: str) -> None:
-        self._eps, self._shape, self._group = config.eps, (config.hidden,), weights.group
-        self._mixer_norm = weights.tensor(f"{prefix}.input_layernorm.weight", self._shape)
-        self.mixer = Attention(config, weights, f"{prefix}.self_attn")
-        self._mlp_norm = weights.tensor(f"{prefix}.post_attention_layernorm.weight", self._shape)
-        self._mlp = GatedMLP(config, weights, f"{prefix}.mlp")
+    def __init__(
+        self, config: TransformerConfig, weights: Weights, prefix: str, mixer: Mixer, *, sparse: bool = False
+    ) -> None:
+        self._group, self._mixer = weights.group, mixer
+        self._mixer_norm = Norm(config, weights, f"{prefix}.input_layernorm.weight", config.hidden)
+        self._mlp_norm = Norm(config, weights, f"{prefix}.post_attention_layernorm.weight", config.hidden)
+        self._mlp: GatedMLP | SparseMLP
+        if sparse and config.experts:
+            self._mlp = SparseMLP(config, config.experts, weights, f"{prefix}.mlp")
+        else:
+            self._mlp = GatedMLP(config, weights, f"{prefix}.mlp", config.intermediate)
 
-    def __call__(self, x_nh: Tensor, view: View, cache_kv: Tensor) -> Tensor:
-        mixed = self.mixer(F.rms_norm(x_nh, self._shape, self._mixer_norm, self._eps), view, cache_kv)
-        x_nh = x_nh + self._group.sum(mixed)
-        return x_nh + self._group.sum(self._mlp(F.rms_norm(x_nh, self._shape, self._mlp_norm, self._eps)))
+    def __call__(self, x_nh: Tensor, view: View, memory: Any) -> Tensor:
+        """`memory` is what the mixer reads of the text before: keys and values, or a recurrent state."""
+        x_nh = x_nh + self._group.sum(self._mixer(self._mixer_norm(x_nh), view, memory))
+        return x_nh + self._group.sum(self._mlp(self._mlp_norm(x_nh)))
 
 
 class Target:
@@ -42,12 +53,18 @@ class Target:
         self.config, self.group, self.device, self.dtype = config, weights.group, weights.device, weights.dtype
         self.vocabulary = Vocabulary(config.vocabulary, weights.group)
         shape, rows = (config.vocabulary, config.hidden), self.vocabulary.rows
-        self._embedding = weights.rows("model.embed_tokens.weight", shape, rows)
-        self._layers = [Layer(config, weights, f"model.layers.{i}") for i in range(config.layers)]
-        self._norm = weights.tensor("model.norm.weight", (config.hidden,))
+        prefix = weights.text_prefix
+        self._embedding = weights.rows(f"{prefix}embed_tokens.weight", shape, rows)
+        self._layers = [_layer(config, weights, f"{prefix}layers.{i}", i) for i in range(config.layers)]
+        self._norm = Norm(config, weights, f"{prefix}norm.weight", config.hidden)
         self._head = self._embedding if config.tied else weights.rows("lm_head.weight", shape, rows)
         self.cache = Cache(config, slots, weights.group, weights.device, weights.dtype)
-        self._rotary = Rotary(config.rope, config.head_dim, slots, weights.device, weights.dtype)
+        self._recurrence = None
+        if config.gated_delta:
+            self._recurrence = Recurrence(config, config.gated_delta, weights.group, weights.device, weights.dtype)
+        caches, states = iter(self.cache.data), iter(self._recurrence.layers if self._recurrence else ())
+        self._memories: list[Any] = [next(caches if kind == ATTENTION else states) for kind in config.kinds]
+        self._rotary = Rotary(config.rope, config.rotary_dim, slots, weights.device, weights.dtype)
         padding = self.vocabulary.ids(weights.device) >= config.vocabulary
         self._padding = padding if config.vocabulary < rows.stop else None
 
@@ -63,7 +80,9 @@ class Target:
         """Rows at slots start … start + n − 1 and these positions in the text. `start` is a 0-dim int64."""
         slots_n = start + torch.arange(len(positions_n), device=self.device)
         mask_ns = additive(visible(start, ancestry.visible_nn, seen), self.dtype)
-        return View(self._rotary.at(positions_n), slots_n, mask_ns, ancestry)
+        delta = self.config.gated_delta
+        lineage = Lineage.of(ancestry, delta.kernel) if delta else None
+        return View(self._rotary.at(positions_n), slots_n, mask_ns, lineage)
 
     def commit(self, start: Tensor, path_d: Tensor, accepted: Tensor) -> None:
         """Make a path of the last pass's rows text, from slot `start` (0-dim int64) on.
@@ -72,19 +91,26 @@ class Target:
             path_d: the rows, the first at depth 0; entries beyond `accepted` (0-dim int64) do not count.
         """
         self.cache.move(start + path_d, start + torch.arange(len(path_d), device=self.device))
+        if self._recurrence:
+            self._recurrence.commit(path_d, accepted)
 
     def reset(self) -> None:
         """Forget all text. Slots need no cleaning: a pass sees those before its start alone."""
+        if self._recurrence:
+            self._recurrence.reset()
 
     def snapshot(self) -> list[Tensor]:
         """Copies of what the text so far has become, slots aside; `restore` brings them back."""
-        return []
+        return self._recurrence.snapshot() if self._recurrence else []
 
     def restore(self, states: list[Tensor]) -> None:
         """Go back to the text of a `snapshot`. Slots from there on may be overwritten."""
+        if self._recurrence:
+            self._recurrence.restore(states)
 
     def forward(self, tokens_n: Tensor, view: View, features: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """Run the layers over n rows, writing their keys and values at the view's slots.
+        """Run the layers over n rows, writing their keys and values at the view's slots; recurrent states wait for
+        `commit`.
 
         Args:
             features: the layers whose outputs the drafter reads, concatenated.
@@ -94,13 +120,22 @@ class Target:
         """
         x_nh, kept = self.embed(tokens_n), {}
         for index, layer in enumerate(self._layers):
-            x_nh = layer(x_nh, view, self.cache.data[index])
+            x_nh = layer(x_nh, view, self._memories[index])
             if index in features:
                 kept[index] = x_nh
         gathered = torch.cat([kept[index] for index in features], dim=-1) if features else None
-        return F.rms_norm(x_nh, (self.config.hidden,), self._norm, self.config.eps), gathered
+        return self._norm(x_nh), gathered
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
         """This rank's logits, [n, padded vocabulary / tp], in the model's dtype; padding is −inf."""
         logits = F.linear(hidden_nh, self._head)
         return logits if self._padding is None else logits.masked_fill_(self._padding, -torch.inf)
+
+
+def _layer(config: TransformerConfig, weights: Weights, prefix: str, index: int) -> Layer:
+    mixer: Mixer
+    if config.kinds[index] == ATTENTION or config.gated_delta is None:
+        mixer = Attention(config, weights, f"{prefix}.self_attn")
+    else:
+        mixer = GatedDeltaNet(config, config.gated_delta, weights, f"{prefix}.linear_attn")
+    return Layer(config, weights, prefix, mixer, sparse=config.sparse[index])
