@@ -84,9 +84,9 @@ def test_everything_of_a_prompt_is_read(tmp_path, builtin):
         ("{", "the line is not JSON"),
         ("[1]", "not a JSON object"),
         ("[" * 100_000, "nested too deeply"),
-        (json.dumps({"id": "x", "category": "c"}), "messages is missing"),
+        (json.dumps({"id": "x", "category": "c"}), "messages or turns is missing"),
         (json.dumps(line("x", mesages=[])), "the key 'mesages' is not known"),
-        (json.dumps(line(7)), "id is not text"),
+        (json.dumps(line(7)), "id is neither text nor null"),
         (json.dumps(line("")), "id and category are needed"),
         (json.dumps(line("x", content=" \n")), "the user message is empty"),
         (json.dumps(line("x", content="\ud800")), "half a surrogate pair"),
@@ -99,6 +99,14 @@ def test_everything_of_a_prompt_is_read(tmp_path, builtin):
         (json.dumps(line("x") | {"messages": [{"role": "robot", "content": "hi"}]}), "role 'robot' is not accepted"),
         (json.dumps(line("x") | {"messages": [{"role": "assistant", "content": "hi"}]}), "the last message"),
         (json.dumps(line("first")), "the id 'first' was already given in line 1"),
+        (json.dumps(line("second")), "the same prompt was already given in line 1"),
+        (json.dumps(line("x", content="x" * 4_000_001)), "4,000,001 characters long: at most 4,000,000 are accepted"),
+        (json.dumps(line("x", turns=["hi"])), "messages and turns are both given"),
+        (json.dumps({"turns": "hi"}), "turns is not a list of texts, at least one"),
+        (json.dumps({"turns": []}), "turns is not a list of texts, at least one"),
+        (json.dumps({"turns": ["hi", ""]}), "the user message is empty"),
+        (json.dumps({"turns": ["hi"], "system": 3}), "system is neither text nor null"),
+        (json.dumps({"turns": ["hi"], "system": " "}), "the system message is empty"),
     ],
 )
 def test_damage_is_one_sentence_with_file_and_line(builtin, tmp_path, bad, said):
@@ -108,6 +116,37 @@ def test_damage_is_one_sentence_with_file_and_line(builtin, tmp_path, bad, said)
     message = str(refused.value)
     assert message.startswith(f"{path}, line 3: ") and said in message
     assert message.endswith(".") and "\n" not in message
+
+
+def test_turns_system_and_what_may_be_left_out(builtin, tmp_path):
+    first = {"turns": ["1+1?", "And twice that?"], "system": "Be brief.", "answer": "2"}
+    path = write(tmp_path / "mine.jsonl", [first, "", {"turns": ["Hi"], "id": None, "category": "talk"}])
+    one, two = workloads.load("file", path).prompts
+    assert one == Prompt(
+        *("line-1", "file", (Message("system", "Be brief."), Message("user", "1+1?"))),
+        answer="2",
+        follow_ups=("And twice that?",),
+    )
+    assert (two.id, two.category, two.where) == ("line-3", "talk", f"{path}, line 3")
+
+
+def test_bad_lines_are_left_out_and_counted_at_the_users_wish(builtin, tmp_path, capsys):
+    good = [line("a", content="A"), line("b", content="B")]
+    path = write(tmp_path / "mine.jsonl", [good[0], "{", good[1], line("a", content="C"), line("d", content="A")])
+    loaded = workloads.load("file", path, skip_bad=True)
+    assert [p.id for p in loaded.prompts] == ["a", "b"]
+    assert [sentence.rpartition("mine.jsonl, ")[2] for sentence in loaded.skipped] == [
+        "line 2: the line is not JSON (Expecting property name enclosed in double quotes, character 2).",
+        "line 4: the id 'a' was already given in line 1.",
+        "line 5: the same prompt was already given in line 1.",
+    ]
+    assert main(["show", "file", "--path", str(path), "--skip-bad"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 prompts, 3 left out" in shown and shown.count("left out: ") == 3
+    with pytest.raises(Refusal, match=r"holds no good prompts: all 1 were left out, the first as .*line 1"):
+        workloads.load("file", write(tmp_path / "bad.jsonl", ["{"]), skip_bad=True)
+    with pytest.raises(Refusal, match="skip_bad=true is not accepted with workload=chat"):
+        workloads.load("chat", skip_bad=True)
 
 
 def test_wrong_encoding_and_empty_files(builtin, tmp_path):
@@ -129,7 +168,8 @@ def test_wrong_encoding_and_empty_files(builtin, tmp_path):
 @pytest.mark.parametrize(
     ("name", "path", "said"),
     [
-        ("chess", None, "workload=chess is not known: one of smoke, chat"),
+        ("chess", None, "workload=chess is not known: a name that `python -m workloads list` shows"),
+        ("gsm8", None, r"did you mean gsm8k\?"),
         ("file", None, "workload=file needs workload.path"),
         ("chat", "x.jsonl", "workload.path=x.jsonl is not accepted with workload=chat"),
         ("file", "no/such.jsonl", "cannot be read"),
@@ -330,6 +370,12 @@ def test_built_in_suites(name):
 def test_the_built_in_smoke_mix():
     smoke = workloads.load("smoke")
     assert len(smoke.prompts) >= 12 and smoke.categories == suites.TYPES
+
+
+def test_ci_asks_four_of_each_type():
+    ci = workloads.load("ci")
+    assert [prompt.id for prompt in ci.prompts][:15] == [prompt.id for prompt in workloads.load("smoke").prompts]
+    assert len(ci.prompts) == 20 and ci.categories == suites.TYPES
 
 
 def test_full_asks_every_built_in_prompt_once():

@@ -4,8 +4,9 @@ workload = load("smoke")
 ids = [render(tokenizer, prompt) for prompt in workload.prompts]
 """
 
-from workloads.base import Message, Prompt, Workload
+from workloads.base import Message, Origin, Prompt, Workload
 from workloads.rendering import render
-from workloads.suites import load, names
+from workloads.suite import definition
+from workloads.suites import load, names, suite
 
-__all__ = ["Message", "Prompt", "Workload", "load", "names", "render"]
+__all__ = ["Message", "Origin", "Prompt", "Workload", "definition", "load", "names", "render", "suite"]

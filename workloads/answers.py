@@ -1,7 +1,9 @@
 """Is an answer right? Exact checks for the prompts that carry one, as small pure functions.
 
-A prompt with tools expects a tool call, an answer that is a number expects a final number, and any other answer
-expects that text in quotes.
+A prompt with tools expects a tool call; one that asks for `\\boxed{}` the same mathematics (`workloads.mathematics`),
+in the last box; an answer that is a number expects a final number, and any other answer expects that text in quotes.
+What stands after `####` in a prompt's answer (GSM8K) is the answer, and what a text thinks, up to `</think>`, is not
+part of its answer.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
+from workloads import mathematics
 from workloads.base import Prompt
 
 _NUMBER = re.compile(r"(?<![\w.])[-−+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_MARKED = (re.compile(r"\\boxed\{([^{}]*)\}"), re.compile(r"####\s*([^\n]+)"))
+_MARKED = re.compile(r"####\s*([^\n]+)")
+_BOX = "\\boxed"
+_THOUGHT = "</think>"
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _QUOTED = re.compile(r"\"([^\"\n]+)\"|“([^”\n]+)”|«([^»\n]+)»")
 
@@ -31,11 +36,15 @@ def correct(prompt: Prompt, text: str) -> bool | None:
     """Whether `text` gives the prompt's answer; None where the prompt has none."""
     if prompt.answer is None:
         return None
-    if prompt.tools and (calls := expected_calls(prompt.answer)) is not None:
+    answer, text = _after_marks(prompt.answer), text.rpartition(_THOUGHT)[2]
+    if prompt.tools and (calls := expected_calls(answer)) is not None:
         return list(tool_calls(text)) == calls
-    if (expected := number(prompt.answer)) is not None:
+    box = mathematics.boxed(text)
+    if box is not None and any(_BOX in message.content for message in prompt.messages):
+        return mathematics.same(answer, box)
+    if (expected := number(answer)) is not None:
         return final_number(text) == expected
-    return quotes(prompt.answer, text)
+    return _BOX not in prompt.text and quotes(answer, text)
 
 
 def number(text: str) -> Decimal | None:
@@ -51,12 +60,15 @@ def number(text: str) -> Decimal | None:
 
 def final_number(text: str) -> Decimal | None:
     r"""The number a worked solution ends on: in the last `\boxed{…}`, after the last `####`, or the last one there."""
-    for pattern in _MARKED:
-        if marked := pattern.findall(text):
-            text = marked[-1]
-            break
-    found = _NUMBER.findall(text)
+    box = mathematics.boxed(text)
+    found = _NUMBER.findall(_after_marks(text) if box is None else box)
     return number(found[-1]) if found else None
+
+
+def _after_marks(text: str) -> str:
+    """What stands after the last `####`; without one, all of it."""
+    marked = _MARKED.findall(text)
+    return marked[-1].strip() if marked else text
 
 
 def expected_calls(answer: str) -> list[Call] | None:

@@ -1,11 +1,19 @@
-"""From a prompt to token ids through the target's own chat template, once, for every arm and engine alike."""
+"""From a prompt to token ids through the target's own chat template, once, for every arm and engine alike.
+
+A later turn is a prompt too: the conversation so far, with the target's own answers, and what the user says next.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from methods.base import Refusal
-from workloads.base import Prompt
+from workloads.base import Message, Prompt
+
+SAID_NOTHING = "…"  # stands for an empty answer, which few templates can express
 
 
 class ChatTokenizer(Protocol):
@@ -45,3 +53,24 @@ def render(tokenizer: ChatTokenizer, prompt: Prompt, enable_thinking: bool = Fal
     except Exception as error:  # a template says what it does not accept by raising whatever it likes
         raise Refusal(f"prompt {prompt.id!r} cannot be rendered by the target's chat template: {error}.") from error
     return tuple(int(i) for i in ids)
+
+
+def ids_sha256(ids: Sequence[int]) -> str:
+    """The hash of rendered ids."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()
+
+
+def with_system(prompt: Prompt, system: str) -> Prompt:
+    """The prompt under this system prompt; one that has its own is refused, since only one of them can hold."""
+    if any(message.role == "system" for message in prompt.messages):
+        raise Refusal(f"workload.system is not accepted: prompt {prompt.id!r} has a system message of its own.")
+    return replace(prompt, messages=(Message("system", system), *prompt.messages))
+
+
+def next_turn(prompt: Prompt, answer: str) -> Prompt:
+    """The conversation after the target's answer, ending with what the user says next. Only first turns are scored,
+    so that later ones carry no right answer."""
+    said = Message("assistant", answer.strip() or SAID_NOTHING)
+    asked, *later = prompt.follow_ups
+    messages = (*prompt.messages, said, Message("user", asked))
+    return replace(prompt, messages=messages, answer=None, follow_ups=tuple(later))
