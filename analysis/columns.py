@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.records import BASELINE
 
-View = Literal["stages", "latency", "acceptance"]
+View = Literal["stages", "latency", "acceptance", "accuracy"]
 NOTHING = "–"
 HIDDEN = ("invalid", "failed")  # whose figures no table shows
 
@@ -113,6 +113,7 @@ MATCHED = Column(
 _TOKENS_PER_ROUND = _figure("tokens per round", "tokens_per_round", _rounded(2))
 _ACCEPTANCE_LENGTH = _figure("acceptance length", "acceptance_length", _rounded(2))
 _TTFT, _TPOT = _figure("TTFT (ms)", "ttft_s", _ms), _figure("TPOT (ms)", "tpot_s", _ms)
+_SPEEDUP = Column("speed-up over AR", _speedup, figure=True)
 _VIEWS: dict[View | None, tuple[Column, ...]] = {
     None: (
         Column("requests", lambda row: str(row.n_requests)),
@@ -122,7 +123,7 @@ _VIEWS: dict[View | None, tuple[Column, ...]] = {
         _TPOT,
         _ACCEPTANCE_LENGTH,
         _TOKENS_PER_ROUND,
-        Column("speed-up over AR", _speedup, figure=True),
+        _SPEEDUP,
     ),
     "stages": (
         _figure("draft (ms)", "draft_s", _ms),
@@ -150,6 +151,14 @@ _VIEWS: dict[View | None, tuple[Column, ...]] = {
         _figure("peak memory (GiB)", "peak_mem_bytes", lambda size: number(size / 2**30, 2)),
         _figure("J per token", "energy_j_per_token", _rounded(3)),
     ),
+    "accuracy": (
+        Column("scored prompts", lambda row: str(row.n_scored)),
+        _figure("accuracy", "accuracy", lambda share: NOTHING if pd.isna(share) else f"{100 * share:.1f} %"),
+        _figure("tokens/s", "tokens_per_s", _rounded(1)),
+        _TPOT,
+        _ACCEPTANCE_LENGTH,
+        _SPEEDUP,
+    ),
     "acceptance": (
         Column("uncut rounds", lambda row: str(row.n_uncut_rounds), figure=True),
         _ACCEPTANCE_LENGTH,
@@ -167,6 +176,10 @@ NUMBERS: dict[View, tuple[str, ...]] = {
         *("n_requests", "ttft_s", "tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
         *("step_s", "step_p50_s", "step_p95_s", "e2e_s"),
         *("tokens_per_s", "tokens_per_s_per_user", "tokens_per_s_per_gpu", "peak_mem_bytes", "energy_j_per_token"),
+    ),
+    "accuracy": (
+        *("n_prompts", "n_scored", "accuracy", "tokens_per_s", "tpot_s", "acceptance_length"),
+        *("speedup", "speedup_low", "speedup_high"),
     ),
     "acceptance": (
         *("n_uncut_rounds", "acceptance_length", "acceptance_length_per_request"),

@@ -29,7 +29,7 @@ LATENCY = (
     *("tokens_per_s", "tokens_per_s_per_user", "tokens_per_s_per_gpu", "energy_j_per_token"),
 )
 IDENTITY = ("identity_predicted", "identity_measured", "identity_residual")
-SPEED_FIGURES = (*ACCEPTANCE, *SPEEDUPS, *LATENCY, *STAGES, *IDENTITY)
+SPEED_FIGURES = ("accuracy", *ACCEPTANCE, *SPEEDUPS, *LATENCY, *STAGES, *IDENTITY)
 
 Columns = Mapping[str, stats.Floats]
 
@@ -47,6 +47,8 @@ def figures(requests: Columns, tp: int, concurrency: int) -> dict[str, float]:
     return {
         "n_requests": len(requests["n_output"]),
         "n_prompts": len(np.unique(requests["prompt_id"])),
+        "n_turns": len(np.unique(np.stack([requests["prompt_id"], requests["turn"]]), axis=1).T),
+        **dict(zip(("n_scored", "accuracy"), stats.accuracy(requests), strict=True)),
         "n_output": int(tokens),
         "n_uncut_rounds": int(requests["uncut_rounds"].sum()),
         "acceptance_length": stats.acceptance_length(requests),
@@ -104,6 +106,19 @@ def stage_times(profiled: Columns) -> dict[str, float]:
         "identity_predicted": math.exp(predicted),
         "identity_measured": math.exp(measured),
         "identity_residual": math.expm1(predicted - measured),
+    }
+
+
+def inspection(requests: Columns) -> dict[str, float]:
+    """What was looked at round by round: the oracle's findings, and the acceptance length that the drafter's first
+    choices alone would have had in the same rounds."""
+    shadowed = ~np.isnan(requests["shadow_uncut_sum"])
+    rounds, looked = requests["uncut_rounds"][shadowed].sum(), requests["oracle_rounds"] > 0
+    return {
+        "shadow_acceptance_length": 1 + _ratio(requests["shadow_uncut_sum"][shadowed].sum(), rounds),
+        "oracle_rounds": int(requests["oracle_rounds"].sum()),
+        "oracle_max_gap": _of(np.max, requests["oracle_max_gap"]),
+        "oracle_disagreements": float(requests["oracle_disagreements"][looked].sum()) if looked.any() else math.nan,
     }
 
 

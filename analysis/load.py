@@ -16,7 +16,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from analysis import stats
-from analysis.figures import IDENTITY, SPEED_FIGURES, figures, speedups, stage_times, total
+from analysis.figures import IDENTITY, SPEED_FIGURES, figures, inspection, speedups, stage_times, total
 from analysis.records import (
     BASELINE,
     REQUEST_DTYPES,
@@ -39,11 +39,14 @@ _SETTINGS = {
     "device": "str",
     "dtype": "str",
     "workload": "str",
+    "suite": "str",
+    "split": "str",
+    "context": "float64",
     "temperature": "float64",
     "max_new_tokens": "int64",
     "concurrency": "int64",
 }
-_DEFAULTS = {"concurrency": 1}
+_DEFAULTS = {"concurrency": 1, "split": "all", "context": math.nan}
 RUN_DTYPES = {
     "cell_id": "str",
     "arm": "str",
@@ -52,13 +55,15 @@ RUN_DTYPES = {
     **_SETTINGS,
     "status": "str",
     "reason": "str",
-    **dict.fromkeys(("n_requests", "n_prompts", "n_output", "n_uncut_rounds", "n_differing", "n_profiled"), "int64"),
+    **dict.fromkeys(("n_requests", "n_prompts", "n_turns", "n_scored", "n_output"), "int64"),
+    **dict.fromkeys(("n_uncut_rounds", "n_differing", "n_profiled"), "int64"),
     **dict.fromkeys(SPEED_FIGURES, "float64"),
     "peak_mem_bytes": "float64",
     "max_gap": "float64",
     "gap_tolerance": "float64",
     "near_ties": "Int64",
     "true_violations": "Int64",
+    "shadow_acceptance_length": "float64",
     "oracle_rounds": "int64",
     "oracle_max_gap": "float64",
     "oracle_disagreements": "float64",
@@ -73,6 +78,7 @@ _NEEDED = (
     *("cell_id", "sitting", "phase", "arm", "prompt_id", "turn", "repeat", "category", "n_output"),
     *("ttft_s", "decode_s", "tpot_s", "e2e_s", *STAGES, "n_rounds", "uncut_rounds", "accepted_uncut_sum"),
     *("exact_match", "near_ties", "true_violations", "max_gap", "gap_tolerance", "peak_mem_bytes", "energy_j"),
+    *("correct", "shadow_uncut_sum", "oracle_rounds", "oracle_max_gap", "oracle_disagreements"),
 )
 
 
@@ -152,6 +158,8 @@ class _Found:
         self.pairs = _Groups(pairs, keys)
         self.profiled = _Groups(stats.identity(requests, pairs), keys)
         self.all = _Groups(timed, keys)
+        self.inspected = _Groups(requests[requests["phase"] == "profile"], keys)
+        self.inspected_of_arm = _Groups(requests[requests["phase"] == "profile"], [*stats.CELL, "arm"])
         self.of_arm = _Groups(timed, [*stats.CELL, "arm"])
         self.kept_of_arm = _Groups(kept, [*stats.CELL, "arm"])
         self.categories = timed.groupby(stats.CELL, sort=False)["category"].unique()
@@ -182,7 +190,8 @@ class _Found:
             stands |= {"drift_sitting": largest["sitting"], "drift_place": largest["place"]}
             if largest["drifted"] and arm.status == "complete":
                 stands["status"] = "drifted"
-        if total(self.of_arm[*place, arm.name]["true_violations"]) and arm.status != "failed":
+        wrong = total(self.of_arm[*place, arm.name]["true_violations"])
+        if (wrong or self.inspected_of_arm[*place, arm.name]["oracle_disagreements"].sum()) and arm.status != "failed":
             stands["status"] = "invalid"
         return stands
 
@@ -217,15 +226,18 @@ def _rows_of(cell: Cell, found: _Found, unfinished: bool) -> Iterable[dict[str, 
                 "at_chance": stats.at_chance(mine, arm.budget, vocabulary) if arm.drafts else None,
                 "near_ties": total(mine["near_ties"]),
                 "true_violations": total(found.all[key]["true_violations"]),
-                "oracle_rounds": 0,
-                "oracle_max_gap": math.nan,
-                "oracle_disagreements": math.nan,
+                **inspection(found.inspected[key]),
             }
 
 
 def _setting(cell: Cell, name: str) -> Any:
-    """A cell's setting; a dtype of `auto` as the engine resolved it, once a sitting has recorded that."""
-    value = cell.settings.get(name, _DEFAULTS.get(name))
+    """A cell's setting: the workload with the part that was asked, which `suite` leaves out; a dtype of `auto` as the
+    engine resolved it, once a sitting has recorded that."""
+    value = cell.settings.get("workload" if name == "suite" else name)
+    if value is None:
+        value = _DEFAULTS.get(name)
+    if name == "workload":
+        value = cell.workload_name or value
     if name == "dtype" and value == "auto":
         value = str(engine_fact(cell, "dtype") or value).removeprefix("torch.")
     if value is None:

@@ -18,6 +18,8 @@ _ABOUT = {
     "tokens per round × AR's TPOT / all four stages; measured: on the same prompts, without stage timing",
     "latency": "TPOT: after the first token; round: decoding time over rounds, percentiles over requests; per user: "
     "after the first token; per GPU: with the prefill, all slots, over tp",
+    "accuracy": "accuracy: the share of right answers, over the prompts that have one (their first turns); speed-up: "
+    "geometric mean of per-prompt TPOT ratios [95 % bootstrap interval over prompts]",
     "acceptance": "depth: the share of uncut rounds that accepted at least so many tokens; acceptance length: 1 + the "
     "sum of these, over all rounds; per request: the mean of the requests' own",
 }
@@ -29,15 +31,18 @@ def note(cell: pd.DataFrame, view: View | None) -> str:
     lines = [_about(cell, view)]
     if view is None:
         lines += _otherwise(cell[differing(cell)])
+        lines += _accuracy(shown)
     for warnings in (_drift, _chance, _null_test, _residual):
         lines += warnings(shown)
     return "\n".join(lines)
 
 
 def _about(cell: pd.DataFrame, view: View | None) -> str:
-    prompts, requests = (int(cell.groupby("arm")[name].sum().max()) for name in ("n_prompts", "n_requests"))
-    repeats = round(requests / max(prompts, 1))
-    said = [f"{count(prompts, 'prompt')}, {count(repeats, 'repeat')}" if prompts else "no requests yet"]
+    names = ("n_prompts", "n_turns", "n_requests")
+    prompts, turns, requests = (int(cell.groupby("arm")[name].sum().max()) for name in names)
+    asked = count(prompts, "prompt") + (f" of {turns} turns" if turns != prompts else "")
+    repeats = round(requests / max(turns, 1))
+    said = [f"{asked}, {count(repeats, 'repeat')}" if prompts else "no requests yet"]
     if view is not None:
         profiled = count(int(cell.groupby("arm")["n_profiled"].sum().max()), "request")
         said.append(_ABOUT[view].format(profiled=profiled))
@@ -55,6 +60,17 @@ def _otherwise(cell: pd.DataFrame) -> Iterator[str]:
     if len(cell):
         arms = ", ".join(f"{_name(row)} {row.n_differing} of {row.n_requests}" for row in _rows(cell))
         yield f"Same text only: the speed-up without the requests answered otherwise than by AR ({arms})."
+
+
+def _accuracy(cell: pd.DataFrame) -> Iterator[str]:
+    """The share of right answers, said once where all arms have the same."""
+    scored = cell[cell["accuracy"].notna()]
+    shares = [f"{100 * row.accuracy:.1f} % of {count(row.n_scored, 'prompt')}" for row in _rows(scored)]
+    if len(set(shares)) == 1 and "category" not in cell:
+        yield f"Right answers: {shares[0]} in every arm."
+    elif shares:
+        named = (f"{_name(row)} {share}" for row, share in zip(_rows(scored), shares, strict=True))
+        yield f"Right answers: {', '.join(named)}."
 
 
 def _drift(cell: pd.DataFrame) -> Iterator[str]:

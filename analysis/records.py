@@ -27,6 +27,7 @@ BASELINE = "autoregressive"
 UNBOUNDED = 1e308  # how JSON, which has no infinity, writes an infinite gap
 
 _DERIVED = {"n_rounds": "int64", "accepted_sum": "int64", "uncut_rounds": "int64", "accepted_uncut_sum": "int64"}
+_DERIVED["shadow_uncut_sum"] = "Int64"
 _READ = {
     "cell_id": "str",
     "sitting": "int64",
@@ -42,6 +43,7 @@ _READ = {
     "output_ids": "object",
     "text": "str",
     "finish_reason": "str",
+    "correct": "boolean",
     "answer": "str",
     "n_input": "int64",
     "n_output": "int64",
@@ -58,9 +60,13 @@ _READ = {
     "gap_tolerance": "float64",
     "peak_mem_bytes": "float64",
     "energy_j": "float64",
+    "oracle_rounds": "int64",
+    "oracle_nodes": "int64",
+    "oracle_max_gap": "float64",
+    "oracle_disagreements": "int64",
     "started_utc": "str",
 }
-_WRITTEN = frozenset((*_READ, "rounds", "stages"))
+_WRITTEN = frozenset((*_READ, "rounds", "stages", "shadow"))
 REQUEST_DTYPES = {**_READ, **dict.fromkeys(STAGES, "float64"), **_DERIVED}
 ROUND_DTYPES = {
     **{key: _READ[key] for key in KEYS},
@@ -68,6 +74,7 @@ ROUND_DTYPES = {
     "accepted": "int64",
     "emitted": "int64",
     "cut": "str",
+    "shadow_accepted": "Int64",
 }
 
 Record = Mapping[str, Any]
@@ -99,12 +106,13 @@ class Arm:
 @dataclass(frozen=True)
 class Cell:
     """One cell of a results folder, its arms in the order of tables. `results` names the folder, which tells apart
-    cells read together."""
+    cells read together; `workload_name` is the workload with the part of it that was asked."""
 
     results: str
     folder: Path
     cell_id: str
     settings: Mapping[str, Any]
+    workload_name: str | None
     arms: tuple[Arm, ...]
 
 
@@ -137,7 +145,7 @@ def _cell(results: str, folder: Path) -> Cell:
         raise Refusal(f"{folder / 'cell.json'} has schema_version {version}: this version reads {SCHEMA_VERSION}.")
     arms = [_arm(_read_json(file)) for file in (folder / "arms").glob("*.json")]
     ordered = tuple(sorted(arms, key=lambda arm: arm.order))
-    return Cell(results, folder, content["cell_id"], content["settings"], ordered)
+    return Cell(results, folder, content["cell_id"], content["settings"], content.get("workload_name"), ordered)
 
 
 def _arm(content: Record) -> Arm:
@@ -252,7 +260,7 @@ def requests_frame(found: Iterable[Record], columns: Sequence[str] = tuple(REQUE
     """Records as a table, one row a request: `stages` as four columns, the rounds as their sums."""
     values: dict[str, list[Any]] = {name: [] for name in columns}
     for record in found:
-        stages, derived = record["stages"] or {}, _sums(record["rounds"])
+        stages, derived = record["stages"] or {}, _sums(record["rounds"], record["shadow"])
         for name, column in values.items():
             if name in _DERIVED:
                 column.append(derived[name])
@@ -261,13 +269,15 @@ def requests_frame(found: Iterable[Record], columns: Sequence[str] = tuple(REQUE
     return pd.DataFrame({name: _column(name, column) for name, column in values.items()})
 
 
-def _sums(rounds: Sequence[Sequence[Any]]) -> dict[str, int]:
+def _sums(rounds: Sequence[Sequence[Any]], shadow: Sequence[int] | None) -> dict[str, int | None]:
+    beside = zip(rounds, shadow or (), strict=shadow is not None)
     uncut = [accepted for accepted, _, cut in rounds if not cut]
     return {
         "n_rounds": len(rounds),
         "accepted_sum": sum(accepted for accepted, _, _ in rounds),
         "uncut_rounds": len(uncut),
         "accepted_uncut_sum": sum(uncut),
+        "shadow_uncut_sum": None if shadow is None else sum(tokens for (_, _, cut), tokens in beside if not cut),
     }
 
 
@@ -276,17 +286,20 @@ def rounds_frame(found: Iterable[Record]) -> pd.DataFrame:
     keys: dict[str, list[Any]] = {name: [] for name in KEYS}
     counts: list[int] = []
     rounds: list[Sequence[Any]] = []
+    shadow: list[int | None] = []
     for record in found:
         for name, column in keys.items():
             column.append(record[name])
         counts.append(len(record["rounds"]))
         rounds.extend(record["rounds"])
+        shadow.extend(record["shadow"] or [None] * len(record["rounds"]))
     owner = np.repeat(np.arange(len(counts)), counts)
     table = {name: _column(name, column).take(owner) for name, column in keys.items()}
     table = {name: column.reset_index(drop=True) for name, column in table.items()}
     table["round"] = pd.Series([index for count in counts for index in range(count)], dtype="int64")
     for index, name in enumerate(("accepted", "emitted", "cut")):
         table[name] = _column(name, [one[index] for one in rounds])
+    table["shadow_accepted"] = _column("shadow_accepted", shadow)
     return pd.DataFrame(table)
 
 

@@ -73,7 +73,7 @@ def find_cell(cells: Sequence[Cell], cell_id: str) -> Cell:
 
 def answers_to(cell: Cell, prompt_id: str) -> dict[str, Record]:
     """The first timed record of each arm for a prompt."""
-    timed = [record for record in records(cell) if record["phase"] == "timed"]
+    timed = [record for record in records(cell) if record["phase"] == "timed" and record["turn"] == 0]
     found: dict[str, Record] = {}
     for record in timed:
         if record["prompt_id"] == prompt_id:

@@ -69,6 +69,16 @@ def tokens_per_target_forward(requests: Table) -> float:
     return float(requests["n_output"].sum() / passes) if passes else math.nan
 
 
+def accuracy(requests: Table) -> tuple[int, float]:
+    """How many prompts have a right answer, and the mean over them of the share of their repeats that gave it; NaN of
+    none. Of a conversation the first turn counts."""
+    correct = np.asarray(requests["correct"], dtype=np.float64)
+    scored = ~np.isnan(correct)
+    prompts = pd.factorize(np.asarray(requests["prompt_id"])[scored])[0]
+    right, asked = np.bincount(prompts, correct[scored]), np.bincount(prompts)
+    return len(asked), float((right / asked).mean()) if len(asked) else math.nan
+
+
 def acceptance_by_depth(rounds: pd.DataFrame, deepest: int = 0) -> pd.DataFrame:
     """How deep uncut rounds reach: one row a depth from 1 to the deepest accepted, or to `deepest` if that is more.
 

@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,15 @@ from harness import memory
 from harness.cells import BASELINE
 from harness.environment import environment, now_utc, tokenizer_facts
 from harness.gpu import GpuWatch
-from harness.questions import Question, Questions, render
-from harness.records import Asked, Checked, Phase, Record, RecordWriter, write_json
-from harness.results import Step
+from harness.histories import Histories, complete
+from harness.questions import Question, Questions, Renderer, source_facts
+from harness.records import Asked, Checked, Phase, Record, RecordWriter, read_json, write_json
+from harness.results import Step, Turn
 from harness.sitting import Event, EventSender, Sitting
 from harness.targets import load_class
-from methods.base import Engine, Generation, Method, Refusal, Request, Score
-from methods.locate import resolve
+from methods.base import Engine, Generation, Inspect, Method, Refusal, Request, Score
+from methods.locate import text_folder
+from workloads import answers
 
 REFUSED = 2
 SENTINEL_PLACES = ("start", "middle", "end")
@@ -48,35 +50,40 @@ class Worker:
     watch: GpuWatch
     tolerance: float = 0.0
     order_index: int = 0
-    baseline_outputs: dict[tuple[Phase, str, int], tuple[int, ...]] = field(default_factory=dict)
-    scores: dict[tuple[str, tuple[int, ...]], Score] = field(default_factory=dict)
+    baseline_outputs: dict[tuple[Phase, str, int, int], tuple[int, ...]] = field(default_factory=dict)
+    scores: dict[tuple[str, int, tuple[int, ...]], Score] = field(default_factory=dict)
 
     def answer(self, method: Method, question: Question, phase: Phase, repeat: int, *, profile: bool = False) -> None:
         """One request, from the question to the line on disk."""
         self.events.send(Event("started", method.arm))
         started = now_utc()
-        generation, energy_j = self._generate(method, question.request, profile)
+        inspect = replace(self.sitting.settings.inspect, tolerance=self.tolerance) if phase == "profile" else None
+        generation, energy_j = self._generate(method, question.request, profile, inspect)
         if phase != "warmup":
             self.watch.sample()
             if method == BASELINE:
-                self.baseline_outputs[phase, question.prompt.id, repeat] = generation.output_ids
+                self.baseline_outputs[phase, *_turn(question), repeat] = generation.output_ids
+        text = self.tokenizer.decode(list(generation.output_ids), skip_special_tokens=True)
         record = Record(
             asked=self._asked(method, question, phase, repeat),
             generation=generation,
             checked=self._check(question, generation, phase, repeat),
-            text=self.tokenizer.decode(list(generation.output_ids), skip_special_tokens=True),
+            text=text,
             started_utc=started,
+            correct=answers.correct(question.prompt, text),
             energy_j=energy_j,
         )
         self.writer.append(record)
         self.order_index += 1
         self.events.send(_done(method, generation, phase))
 
-    def _generate(self, method: Method, request: Request, profile: bool) -> tuple[Generation, float | None]:
+    def _generate(
+        self, method: Method, request: Request, profile: bool, inspect: Inspect | None
+    ) -> tuple[Generation, float | None]:
         """The engine's answer, and the joules that the cell's GPUs used for it where they count them."""
         before = self.watch.energy_j()
         with _no_collection():
-            generation = self.engine.generate(method, request, profile=profile)
+            generation = self.engine.generate(method, request, profile=profile, inspect=inspect)
         after = self.watch.energy_j()
         return generation, None if before is None or after is None else after - before
 
@@ -100,11 +107,15 @@ class Worker:
     def _check(self, question: Question, generation: Generation, phase: Phase, repeat: int) -> Checked:
         """Contract 1: every output through the plain target, the same output of the same prompt only once."""
         output = generation.output_ids
-        key = question.prompt.id, output
+        key = *_turn(question), output
         if key not in self.scores:
             self.scores[key] = self.engine.score(question.request, output, self.tolerance)
-        reference = self.baseline_outputs.get((phase, question.prompt.id, repeat))
+        reference = self.baseline_outputs.get((phase, *_turn(question), repeat))
         return Checked.from_score(self.scores[key], self.tolerance, None if reference is None else reference == output)
+
+
+def _turn(question: Question) -> tuple[str, int]:
+    return question.prompt.id, question.request.turn
 
 
 def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
@@ -112,22 +123,25 @@ def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
     facts = environment(sitting.argv)
     settings = sitting.settings
     events.send(Event("stage", text="rendering the prompts"))
-    model_folder = resolve(settings.target)
+    model_folder = text_folder(settings.target)
     tokenizer = load_tokenizer(model_folder)
-    questions = render(settings, tokenizer, model_folder)
+    renderer = Renderer(settings, tokenizer, model_folder)
     engine_class = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
+    watch = GpuWatch.open(settings.device, settings.tp)
+    free_bytes = memory.free_per_rank(settings.engine_spec(1), watch)
+    histories = Histories(folder.parents[3] / "histories", settings, sitting.fingerprints)
+    questions = complete(histories, renderer, engine_class, settings, tokenizer, free_bytes, events)
+    if questions is None:
+        return
+    refuse_other_prompts(folder, questions.sha256)
     spec = settings.engine_spec(questions.longest)
     engine_class.check(spec, sitting.methods)
-    watch = GpuWatch.open(settings.device, settings.tp)
-    unfit = memory.unfit(engine_class, spec, sitting.methods, memory.free_per_rank(spec, watch))
-    if unfit:  # the parent marks them and plans a sitting without them
-        for arm, reason in unfit.items():
-            print(f"{arm} {reason}")
-            events.send(Event("unfit", arm, text=reason))
+    if not memory.fits(engine_class, spec, sitting.methods, free_bytes, events):
         return
     facts |= {"settings": asdict(settings), "arms": sitting.method_settings, "seed": settings.seed}
     facts |= {"fingerprints": sitting.fingerprints, **tokenizer_facts(model_folder, tokenizer.chat_template)}
     facts |= {"rendered_prompts_sha256": questions.sha256, "gpu_facts": watch.facts()}
+    facts |= {"histories": histories.facts(questions), "workload": source_facts(settings)}
     events.send(Event("stage", text="opening the engine"))
     with (
         engine_class(spec) as engine,
@@ -142,6 +156,16 @@ def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
         ask_timed(worker, questions)
         ask_profiled(worker, questions)
     write_json(folder / "environment.json", facts | {"gpu_samples": watch.summary(), "finished_utc": now_utc()})
+
+
+def refuse_other_prompts(folder: Path, sha256: str) -> None:
+    """Every sitting of a cell asks the same ids, whatever happened to the template or the histories in between."""
+    for file in folder.parent.glob("*/environment.json"):
+        if read_json(file).get("rendered_prompts_sha256", sha256) != sha256:
+            raise Refusal(
+                f"the prompts, rendered, are not those of sitting {file.parent.name}: their histories or what renders "
+                "them changed; another results_dir or overwrite=true is accepted."
+            )
 
 
 def warm(worker: Worker, questions: Questions) -> None:
@@ -165,7 +189,7 @@ def ask_timed(worker: Worker, questions: Questions) -> None:
     for place, stretch in enumerate((steps[:middle], steps[middle:], ())):
         worker.events.send(Event("stage", text=f"watching for drift, {SENTINEL_PLACES[place]}"))
         for prompt_id in worker.sitting.sentinel:
-            worker.answer(BASELINE, questions.asked[prompt_id], "sentinel", repeat=place)
+            worker.answer(BASELINE, questions.asked[Turn(prompt_id)], "sentinel", repeat=place)
         _ask(worker, questions, stretch, "timed")
 
 
@@ -184,8 +208,9 @@ def ask_profiled(worker: Worker, questions: Questions) -> None:
 def _ask(worker: Worker, questions: Questions, steps: tuple[Step, ...], phase: Phase) -> None:
     methods = {method.arm: method for method in worker.sitting.methods}
     for step in steps:
+        question = questions.asked[Turn(step.prompt_id, step.turn)]
         for arm in step.arms:
-            worker.answer(methods[arm], questions.asked[step.prompt_id], phase, step.repeat, profile=phase == "profile")
+            worker.answer(methods[arm], question, phase, step.repeat, profile=phase == "profile")
 
 
 def load_tokenizer(model_folder: Path) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from harness.targets import target_of
 from methods.autoregressive import Autoregressive
 from methods.base import EngineSpec, Inspect, Method, ModelSpec, Refusal, Sampling, Weights
+from workloads.splits import part_name
 
 BASELINE = Autoregressive()
 
@@ -55,6 +56,14 @@ class CellSettings:
     oracle_rate: float = 0.0
     shadow_linear: bool = False
     dump_rounds: bool = False
+    split: str = "all"
+    limit: int | None = None
+    context: int | None = None
+    context_path: str | None = None
+    system: str | None = None
+    enable_thinking: bool = False
+    skip_bad: bool = False
+    suite: str | None = None
 
     @cached_property
     def cell_id(self) -> str:
@@ -63,8 +72,20 @@ class CellSettings:
         return digest({name: value for name, value in consumed.items() if value != defaults[name]})
 
     @property
+    def own_suite(self) -> dict[str, Any] | None:
+        """The definition of the suite, kept as JSON, where it is not one of conf/workload/."""
+        return None if self.suite is None else cast(dict[str, Any], json.loads(self.suite))
+
+    @property
     def inspect(self) -> Inspect:
         return Inspect(self.oracle_rate, self.shadow_linear, self.dump_rounds)
+
+    @property
+    def workload_name(self) -> str:
+        """The workload as tables call it: a part of one, or one asked in another way, never by the name alone."""
+        ways = [f"context={self.context}"] if self.context is not None else []
+        ways += [word for word, said in (("system", self.system), ("thinking", self.enable_thinking)) if said]
+        return part_name(self.workload, self.split, self.limit, *ways)
 
     @property
     def sampling(self) -> Sampling:
@@ -75,7 +96,7 @@ class CellSettings:
         return EngineSpec(model, self.tp, self.device, self.dtype, max_length, self.seed)
 
     def __str__(self) -> str:
-        words = [self.model, self.workload, f"tp={self.tp}", f"T={self.temperature:g}", self.engine, self.device]
+        words = [self.model, self.workload_name, f"tp={self.tp}", f"T={self.temperature:g}", self.engine, self.device]
         return " ".join(words)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,11 +20,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+import workloads
 from harness.cells import CellSettings
 from harness.machine import choose_device
 from harness.targets import TYPE_WORDS, build_method, inexact, load_class
 from harness.tracker import Tracker
-from methods.base import Engine, Method, Refusal, Sampling, Weights
+from methods.base import Engine, Inspect, Method, Refusal, Sampling, Weights
+from workloads.contexts import SMALLEST
+from workloads.splits import SPLITS
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -52,6 +56,14 @@ class WorkloadConfig:
 
     name: str = MISSING
     path: str | None = None
+    skip_bad: bool = False
+    suite: dict[str, Any] = field(default_factory=dict)
+    split: str = "all"
+    limit: int | None = None
+    context: int | None = None
+    context_path: str | None = None
+    system: str | None = None
+    enable_thinking: bool = False
     repeats: int = MISSING
     max_new_tokens: int = MISSING
 
@@ -82,6 +94,9 @@ class CommandConfig:
     top_k: int = MISSING
     max_new_tokens: int = MISSING
     seed: int = MISSING
+    oracle_rate: float = MISSING
+    shadow_linear: bool = MISSING
+    dump_rounds: bool = MISSING
     repeats: int = MISSING
     device: str = MISSING
     dtype: str = MISSING
@@ -195,11 +210,31 @@ def _refuse_out_of_range(plain: CommandConfig) -> None:
         raise Refusal(f"model.weights={plain.model.weights} is not accepted: checkpoint or random is.")
     if plain.overwrite and plain.retry_failed:
         raise Refusal("overwrite=true and retry_failed=true contradict each other: one of them is accepted.")
+    _refuse_workload(plain.workload)
     Sampling(plain.temperature, plain.top_p, plain.top_k, plain.seed)
+    Inspect(plain.oracle_rate)
+
+
+def _refuse_workload(workload: WorkloadConfig) -> None:
+    if workload.split not in SPLITS:
+        said = f"{', '.join(SPLITS[:-1])} or {SPLITS[-1]}"
+        raise Refusal(f"workload.split={workload.split} is not accepted: {said} is.")
+    for name, least in (("limit", 1), ("context", SMALLEST)):
+        value = getattr(workload, name)
+        if value is not None and value < least:
+            raise Refusal(f"workload.{name}={value} is not accepted: an integer of at least {least} or null is.")
+    if workload.context_path is not None and workload.context is None:
+        raise Refusal(f"workload.context_path={workload.context_path} is not accepted without workload.context.")
+    if workload.system is not None and not workload.system.strip():
+        raise Refusal("workload.system is not accepted: it is empty; some text or null is.")
 
 
 def _cell_settings(plain: CommandConfig) -> CellSettings:
     engine = load_class(plain.engine._target_, Engine, "engine._target_")  # type: ignore[type-abstract]
+    if not engine.inspects:
+        for name in ("oracle_rate", "shadow_linear", "dump_rounds"):
+            if value := getattr(plain, name):
+                raise Refusal(f"{name}={value} is not accepted: engine={engine.name} cannot look into its rounds.")
     return CellSettings(
         engine_target=plain.engine._target_,
         target=plain.model.target,
@@ -207,6 +242,14 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         weights=cast(Weights, plain.model.weights),
         workload=plain.workload.name,
         workload_path=plain.workload.path,
+        skip_bad=plain.workload.skip_bad,
+        suite=_own_suite(plain.workload),
+        split=plain.workload.split,
+        limit=plain.workload.limit,
+        context=plain.workload.context,
+        context_path=plain.workload.context_path,
+        system=plain.workload.system,
+        enable_thinking=plain.workload.enable_thinking,
         tp=plain.tp,
         concurrency=plain.concurrency,
         temperature=plain.temperature,
@@ -219,7 +262,21 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         dtype=plain.dtype,
         engine=engine.name,
         model=plain.model.name,
+        oracle_rate=plain.oracle_rate,
+        shadow_linear=plain.shadow_linear,
+        dump_rounds=plain.dump_rounds,
     )
+
+
+def _own_suite(workload: WorkloadConfig) -> str | None:
+    """The definition of a suite that is not the project's, as JSON; None for one that is, which has to be as it is."""
+    if workload.name not in workloads.names():
+        return json.dumps(workload.suite, sort_keys=True)
+    if workload.suite and workload.suite != workloads.definition(workload.name):
+        raise Refusal(
+            f"workload.suite differs from that of workload={workload.name}: another suite needs another workload.name."
+        )
+    return None
 
 
 def _device(plain: CommandConfig) -> Literal["cpu", "cuda"]:

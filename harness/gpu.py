@@ -1,11 +1,13 @@
-"""What NVML tells of the GPUs a cell runs on: facts once; clocks, power, temperature and throttling beside every
-request; energy and free memory. pynvml is never required: without it, or on a CPU, nothing is watched.
+"""What NVML tells of the GPUs a cell runs on: facts once; clocks, power, temperature and throttling between
+requests; energy and free memory. pynvml is never required: without it, or on a CPU, nothing is watched.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 
 from harness import machine
 
+SAMPLE_EVERY_S = 1.0
 THROTTLE_REASONS = {
     0x1: "idle",
     0x2: "application clocks",
@@ -50,6 +53,7 @@ class GpuWatch:
     nvml: Any
     handles: tuple[Any, ...]
     samples: list[_Samples] = field(default_factory=list)
+    sampled_s: float = -math.inf
 
     @classmethod
     def open(cls, device: str, tp: int) -> GpuWatch:
@@ -83,7 +87,11 @@ class GpuWatch:
         ]
 
     def sample(self) -> None:
-        """Read every GPU's clocks, power, temperature and throttle reasons; never inside a timed region."""
+        """Read every GPU's clocks, power, temperature and throttle reasons, unless that was done within the last
+        second: NVML takes milliseconds. Never inside a timed region."""
+        if time.monotonic() - self.sampled_s < SAMPLE_EVERY_S:
+            return
+        self.sampled_s = time.monotonic()
         for handle, samples in zip(self.handles, self.samples, strict=True):
             readings = {
                 "sm_clock_hz": self._clock("nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_SM"),

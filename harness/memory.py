@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.gpu import GpuWatch
+from harness.sitting import Event, EventSender
 from methods.base import Engine, EngineSpec, Method
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -25,6 +26,21 @@ def unfit(
         for arm, need in needs.items()
         if need > free_bytes
     }
+
+
+def fits(
+    engine_class: type[Engine],
+    spec: EngineSpec,
+    methods: Sequence[Method],
+    free_bytes: int | None,
+    events: EventSender,
+) -> bool:
+    """Whether every arm fits; those that do not are told, so that the parent marks them and goes on without them."""
+    lacking = unfit(engine_class, spec, methods, free_bytes)
+    for arm, reason in lacking.items():
+        print(f"{arm} {reason}")
+        events.send(Event("unfit", arm, text=reason))
+    return not lacking
 
 
 def free_per_rank(spec: EngineSpec, watch: GpuWatch) -> int | None:

@@ -7,7 +7,7 @@ own takes those of a cell on the same engine, models, device, tp and answer leng
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,14 +16,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-import workloads
 from harness.cells import BASELINE, Cell, CellSettings
 from harness.progress import clock
+from harness.questions import turns
 from harness.records import read_json, read_lines
-from harness.results import SAMPLES
+from harness.results import SAMPLES, Done
 
-ALIKE = ("engine_target", "target", "drafter", "weights", "tp", "device", "dtype", "max_new_tokens")
+ALIKE = ("engine_target", "target", "drafter", "weights", "tp", "device", "dtype", "max_new_tokens", "context")
 UNKNOWN = "unknown"
 
 
@@ -33,7 +34,7 @@ class Past:
 
     request_s: dict[str, list[float]] = field(default_factory=dict)
     start_s: list[float] = field(default_factory=list)
-    done: set[tuple[str, str, int]] = field(default_factory=set)
+    done: Done = field(default_factory=set)
 
     def read(self, cell_folder: Path) -> Past:
         """Add a stored cell's sittings."""
@@ -43,7 +44,9 @@ class Past:
             for line, start, end in zip(lines, starts, starts[1:], strict=False):
                 self.request_s.setdefault(line["arm"], []).append((end - start).total_seconds())
             self.done |= {
-                (line["arm"], line["prompt_id"], line["repeat"]) for line in lines if line["phase"] == "timed"
+                (line["arm"], line["prompt_id"], line["turn"], line["repeat"])
+                for line in lines
+                if line["phase"] == "timed"
             }
             environment = file.parent / "environment.json"
             if starts and environment.exists():
@@ -72,26 +75,27 @@ def print_overview(console: Console, cells: Sequence[Cell], root: Path) -> None:
     table = Table(box=None)
     table.add_column("cell", no_wrap=True)
     for column in ("model", "workload", "tp", "temperature", "requests an arm", "time", "arms"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for cell, seconds in zip(cells, estimates, strict=True):
         s = cell.settings
-        requests = str(len(_prompts(s)) * s.repeats)
+        requests = str(len(turns(s)) * s.repeats)
         time = UNKNOWN if seconds is None else clock(seconds)
         names = " ".join(arm.name for arm in cell.arms)
-        table.add_row(cell.cell_id, s.model, s.workload, str(s.tp), f"{s.temperature:g}", requests, time, names)
+        row = (cell.cell_id, s.model, s.workload_name, str(s.tp), f"{s.temperature:g}", requests, time, names)
+        table.add_row(*map(Text, row))  # names are no markup
     console.print(table)
 
 
 def _estimate(cell: Cell, root: Path) -> float | None:
     """Seconds that are left to do for a cell."""
     own = Past().read(root / "cells" / cell.cell_id)
-    prompts, settings = _prompts(cell.settings), cell.settings
+    asked, settings = turns(cell.settings), cell.settings
     owed = {
-        arm.name: sum((arm.name, p, r) not in own.done for p in prompts for r in range(settings.repeats))
+        arm.name: sum((arm.name, *turn, r) not in own.done for turn in asked for r in range(settings.repeats))
         for arm in cell.arms
     }
     owed[BASELINE.arm] = max(owed.values())  # AR answers whatever another arm still owes
-    samples = len(prompts[:SAMPLES])
+    samples = len([turn for turn in asked if turn.turn == 0][:SAMPLES])
     extra = dict.fromkeys(owed, samples)
     extra[BASELINE.arm] += 3 * samples
     seconds = own.seconds(owed, extra)
@@ -109,8 +113,3 @@ def _alike(settings: CellSettings, root: Path) -> Iterator[Path]:
         same = all(stored.get(name) == getattr(settings, name) for name in ALIKE)
         if same and file.parent.name != settings.cell_id:
             yield file.parent
-
-
-def _prompts(settings: CellSettings) -> list[str]:
-    prompts: Iterable[workloads.Prompt] = workloads.load(settings.workload, settings.workload_path).prompts
-    return [prompt.id for prompt in prompts]

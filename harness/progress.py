@@ -60,7 +60,7 @@ class Progress:
             self._live = Live(Text(self.title), console=self.console, transient=True, refresh_per_second=4)
             self._live.start()
         else:
-            self.console.print(f"{self.title}: {self.total} requests", soft_wrap=True)
+            self.console.print(Text(f"{self.title}: {self.total} requests"), soft_wrap=True)
             self._printed = time.monotonic()
         return self
 
@@ -85,7 +85,7 @@ class Progress:
             self._live.update(Text(str(self), no_wrap=True, overflow="ellipsis"))
         elif now - self._printed >= PLAIN_EVERY_S:
             self._printed = now
-            self.console.print(str(self), soft_wrap=True)
+            self.console.print(Text(str(self)), soft_wrap=True)
 
     def __str__(self) -> str:
         parts = [f"{self.title}: {self.done}/{self.total}"]

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from methods.base import Generation, Score, Stages
+from methods.base import Generation, Inspected, Score, Stages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +68,29 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What the oracle found in a request's rounds, and the linear shadow by round; nothing where it did not look."""
+
+    oracle_rounds: int
+    oracle_nodes: int
+    oracle_max_gap: float | None
+    oracle_disagreements: int
+    shadow: tuple[int, ...] | None
+
+    @classmethod
+    def into(cls, inspected: Sequence[Inspected] | None) -> Looked:
+        checks = [seen.oracle for seen in inspected or () if seen.oracle]
+        shadow = [seen.shadow_accepted for seen in inspected or () if seen.shadow_accepted is not None]
+        return cls(
+            len(checks),
+            sum(check.nodes for check in checks),
+            min(max(check.max_gap for check in checks), INFINITE_GAP) if checks else None,
+            sum(check.disagreements for check in checks),
+            tuple(shadow) if inspected and len(shadow) == len(inspected) else None,
+        )
+
+
+@dataclass(frozen=True)
 class Record:
     """One finished request, as a line of requests.jsonl."""
 
@@ -76,6 +99,7 @@ class Record:
     checked: Checked
     text: str
     started_utc: str
+    correct: bool | None = None
     energy_j: float | None = None
 
     def line(self) -> dict[str, Any]:
@@ -86,6 +110,7 @@ class Record:
             "output_ids": done.output_ids,
             "text": self.text,
             "finish_reason": done.finish_reason,
+            "correct": self.correct,
             "n_input": len(self.asked.prompt_ids),
             "n_output": len(done.output_ids),
             "ttft_s": done.ttft_s,
@@ -95,11 +120,29 @@ class Record:
             "rounds": done.rounds,
             "tree_checksum": done.tree_checksum,
             **vars(self.checked),
+            **vars(Looked.into(done.inspected)),
             "peak_mem_bytes": done.peak_mem_bytes,
             "energy_j": self.energy_j,
             "stages": None if done.stages is None else vars(done.stages),
             "started_utc": self.started_utc,
         }
+
+    def dumped_rounds(self) -> list[dict[str, Any]]:
+        """Its rounds' trees, as lines of rounds.jsonl; none where they were not asked for."""
+        keys = {key: getattr(self.asked, key) for key in KEYS}
+        return [
+            {
+                **keys,
+                "round": index,
+                **seen.tree._asdict(),
+                "log_probs": [max(value, -INFINITE_GAP) for value in seen.tree.log_probs],
+                "accepted": seen.accepted,
+                "oracle_gap": None if seen.oracle is None else min(seen.oracle.max_gap, INFINITE_GAP),
+                "shadow_accepted": seen.shadow_accepted,
+            }
+            for index, seen in enumerate(self.generation.inspected or ())
+            if seen.tree
+        ]
 
 
 class RecordWriter:
@@ -107,10 +150,14 @@ class RecordWriter:
 
     def __init__(self, path: Path) -> None:
         self._file: BufferedWriter = path.open("ab")
+        self._rounds = path.with_name("rounds.jsonl")
 
     def append(self, record: Record) -> None:
-        line = json.dumps(record.line(), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        """The record, after its rounds' trees where there are any."""
+        if rounds := record.dumped_rounds():
+            with self._rounds.open("ab") as file:
+                file.writelines(map(_line, rounds))
+        self._file.write(_line(record.line()))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -119,6 +166,10 @@ class RecordWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._file.close()
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -175,20 +226,26 @@ def _fill_exact_match(lines: list[dict[str, Any]]) -> None:
 
 def _request_row(line: dict[str, Any]) -> dict[str, Any]:
     """A request's row: its stages as columns, its rounds summed up over all of them and over the uncut ones."""
-    row = {key: value for key, value in line.items() if key not in ("rounds", "stages")}
+    row = {key: value for key, value in line.items() if key not in ("rounds", "stages", "shadow")}
     row.update(line["stages"] or {})
     uncut = [accepted for accepted, _, cut in line["rounds"] if not cut]
     row["n_rounds"] = len(line["rounds"])
     row["accepted_sum"] = sum(accepted for accepted, _, _ in line["rounds"])
     row["uncut_rounds"], row["accepted_uncut_sum"] = len(uncut), sum(uncut)
+    row["shadow_uncut_sum"] = None
+    if line["shadow"] is not None:
+        pairs = zip(line["rounds"], line["shadow"], strict=True)
+        row["shadow_uncut_sum"] = sum(shadow for (_, _, cut), shadow in pairs if not cut)
     return row
 
 
 def _round_rows(lines: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     for line in lines:
         keys = {key: line[key] for key in KEYS}
+        shadow = line["shadow"] or [None] * len(line["rounds"])
         for index, (accepted, emitted, cut) in enumerate(line["rounds"]):
-            yield {**keys, "round": index, "accepted": accepted, "emitted": emitted, "cut": cut}
+            counts = {"round": index, "accepted": accepted, "emitted": emitted, "cut": cut}
+            yield {**keys, **counts, "shadow_accepted": shadow[index]}
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
@@ -205,18 +262,21 @@ def _request_schema() -> pa.Schema:
 
     integers = (
         "sitting turn repeat order_index n_input n_output first_divergence near_ties true_violations peak_mem_bytes "
-        "tree_checksum n_rounds accepted_sum uncut_rounds accepted_uncut_sum"
+        "tree_checksum n_rounds accepted_sum uncut_rounds accepted_uncut_sum shadow_uncut_sum oracle_rounds "
+        "oracle_nodes oracle_disagreements"
     )
     stages = [stage.name for stage in fields(Stages)]
-    reals = ["ttft_s", "decode_s", "e2e_s", "tpot_s", "max_gap", "gap_tolerance", "energy_j", *stages]
+    reals = ["ttft_s", "decode_s", "e2e_s", "tpot_s", "max_gap", "gap_tolerance", "oracle_max_gap", "energy_j", *stages]
     types = dict.fromkeys(integers.split(), pa.int64()) | dict.fromkeys(reals, pa.float64())
-    types["exact_match"] = pa.bool_()
+    types["exact_match"] = types["correct"] = pa.bool_()
     types["prompt_ids"] = types["output_ids"] = pa.list_(pa.int64())
     names = [
         *(f.name for f in fields(Asked)),
-        *("output_ids", "text", "finish_reason", "n_input", "n_output", "ttft_s", "decode_s", "e2e_s", "tpot_s"),
-        *("n_rounds", "accepted_sum", "uncut_rounds", "accepted_uncut_sum", "tree_checksum"),
+        *("output_ids", "text", "finish_reason", "correct"),
+        *("n_input", "n_output", "ttft_s", "decode_s", "e2e_s", "tpot_s"),
+        *("n_rounds", "accepted_sum", "uncut_rounds", "accepted_uncut_sum", "shadow_uncut_sum", "tree_checksum"),
         *(f.name for f in fields(Checked)),
+        *(f.name for f in fields(Looked) if f.name != "shadow"),
         *("peak_mem_bytes", "energy_j", *stages, "started_utc"),
     ]
     return pa.schema([(name, types.get(name, pa.string())) for name in names], metadata=_METADATA)
@@ -225,8 +285,8 @@ def _request_schema() -> pa.Schema:
 def _round_schema() -> pa.Schema:
     import pyarrow as pa
 
-    integers = ("sitting", "turn", "repeat", "round", "accepted", "emitted")
-    names = (*KEYS, "round", "accepted", "emitted", "cut")
+    integers = ("sitting", "turn", "repeat", "round", "accepted", "emitted", "shadow_accepted")
+    names = (*KEYS, "round", "accepted", "emitted", "cut", "shadow_accepted")
     return pa.schema([(name, pa.int64() if name in integers else pa.string()) for name in names], metadata=_METADATA)
 
 

@@ -26,32 +26,40 @@ ORPHANS_S = 10.0
 SAMPLES = 3
 
 
+class Turn(NamedTuple):
+    """What is asked at once: a prompt, and at which turn of its conversation."""
+
+    prompt_id: str
+    turn: int = 0
+
+
 class Step(NamedTuple):
     """One prompt's turn in a sitting: the arms that answer it, in their order."""
 
     repeat: int
     prompt_id: str
     arms: tuple[str, ...]
+    turn: int = 0
 
 
-Done = set[tuple[str, str, int]]  # (arm, prompt_id, repeat)
+Done = set[tuple[str, str, int, int]]  # (arm, prompt_id, turn, repeat)
 
 
-def plan(pending: Iterable[str], prompt_ids: Sequence[str], repeats: int, seed: int, done: Done) -> list[Step]:
-    """What is left to ask: prompts in seeded order per repeat, arms in seeded order per prompt.
+def plan(pending: Iterable[str], turns: Sequence[Turn], repeats: int, seed: int, done: Done) -> list[Step]:
+    """What is left to ask: turns in seeded order per repeat (their histories are there), arms in seeded order per turn.
 
-    A prompt that any pending arm still owes is answered by AR too, so that its ratio is formed in one sitting.
+    A turn that any pending arm still owes is answered by AR too, so that its ratio is formed in one sitting.
     The orders are hashes of names, so an arm added later does not move the others.
     """
     pending, steps = set(pending), []
     for repeat in range(repeats):
-        order = list(prompt_ids)
+        order = list(turns)
         random.Random(f"{seed}:{repeat}").shuffle(order)
-        for prompt_id in order:
-            owed = {arm for arm in pending if (arm, prompt_id, repeat) not in done}
+        for prompt_id, turn in order:
+            owed = {arm for arm in pending if (arm, prompt_id, turn, repeat) not in done}
             if owed:
-                asked = owed | {BASELINE.arm}
-                steps.append(Step(repeat, prompt_id, _ranked(asked, seed, repeat, prompt_id)))
+                place = (seed, repeat, prompt_id, *([turn] if turn else []))
+                steps.append(Step(repeat, prompt_id, _ranked(owed | {BASELINE.arm}, *place), turn))
     return steps
 
 
@@ -116,7 +124,7 @@ class CellFolder:
     root: Path
     cell: Cell
     fingerprints: dict[str, str]
-    prompt_ids: tuple[str, ...]
+    turns: tuple[Turn, ...]
 
     @property
     def path(self) -> Path:
@@ -151,8 +159,9 @@ class CellFolder:
         shutil.rmtree(discarded.parent, ignore_errors=True)
         (self.path / "arms").mkdir(parents=True, exist_ok=True)
         (self.path / "sittings").mkdir(exist_ok=True)
-        settings = asdict(self.cell.settings)
-        content = {"schema_version": SCHEMA_VERSION, "cell_id": self.cell.cell_id, "settings": settings}
+        settings = self.cell.settings
+        content = {"schema_version": SCHEMA_VERSION, "cell_id": self.cell.cell_id}
+        content |= {"workload_name": settings.workload_name, "settings": asdict(settings)}
         write_json(self.path / "cell.json", content)
         for arm in self.cell.arms:
             stored = self._stored(arm.name)
@@ -197,7 +206,7 @@ class CellFolder:
     @property
     def requests(self) -> int:
         """Timed requests an arm owes."""
-        return len(self.prompt_ids) * self.cell.settings.repeats
+        return len(self.turns) * self.cell.settings.repeats
 
     def status(self, arm: Arm) -> Status:
         stored = self._stored(arm.name)
@@ -215,20 +224,21 @@ class CellFolder:
 
     def steps(self) -> list[Step]:
         settings, names = self.cell.settings, [arm.name for arm in self.pending]
-        return plan(names, self.prompt_ids, settings.repeats, settings.seed, self._records()[0])
+        return plan(names, self.turns, settings.repeats, settings.seed, self._records()[0])
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """The prompts that show drift and whose stages are timed: the workload's first three."""
-        return self.prompt_ids[:SAMPLES]
+        """The prompts that show drift and whose stages are timed, at their first turns: the workload's first three."""
+        return tuple(prompt_id for prompt_id, turn in self.turns if turn == 0)[:SAMPLES]
 
     def profile_steps(self, without: Collection[str] = ()) -> list[Step]:
         """The requests with timed stages that are owed, of every arm that is or is to be complete."""
         lines = [line for line in sitting_lines(self.path) if line["phase"] == "profile"]
-        done = {(line["arm"], line["prompt_id"], line["repeat"]) for line in lines}
+        done = {(line["arm"], line["prompt_id"], line["turn"], line["repeat"]) for line in lines}
         names = [arm.name for arm in self.cell.arms if self.status(arm) in ("pending", "complete")]
         owing = [name for name in names if name not in without]
-        return plan(owing, self.samples, 1, self.cell.settings.seed, done)
+        turns = self.turns if self.cell.settings.inspect.wanted else [Turn(prompt_id) for prompt_id in self.samples]
+        return plan(owing, turns, 1, self.cell.settings.seed, done)
 
     def next_sitting(self) -> Path:
         """A fresh folder for a sitting, numbered after those that are there."""
@@ -246,11 +256,11 @@ class CellFolder:
         lines = [line for line in sitting_lines(self.path) if line["phase"] != "warmup"]
         broken: dict[str, int] = {}
         for line in lines:
-            if line["true_violations"]:
-                broken[line["arm"]] = broken.get(line["arm"], 0) + line["true_violations"]
+            if wrong := line["true_violations"] + line["oracle_disagreements"]:
+                broken[line["arm"]] = broken.get(line["arm"], 0) + wrong
         timed = [line for line in lines if line["phase"] == "timed"]
         paired = {_place(line) for line in timed if line["arm"] == BASELINE.arm}
-        done = {(line["arm"], line["prompt_id"], line["repeat"]) for line in timed if _place(line) in paired}
+        done = {(line["arm"], *_place(line)[1:]) for line in timed if _place(line) in paired}
         return done, broken
 
     def _stored(self, arm: str) -> dict[str, Any] | None:
@@ -274,8 +284,8 @@ class CellFolder:
         write_json(self.path / "arms" / f"{arm.name}.json", content)
 
 
-def _place(line: dict[str, Any]) -> tuple[int, str, int]:
-    return line["sitting"], line["prompt_id"], line["repeat"]
+def _place(line: dict[str, Any]) -> tuple[int, str, int, int]:
+    return line["sitting"], line["prompt_id"], line["turn"], line["repeat"]
 
 
 def log_tail(path: Path) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from rich.console import Console
 
-import workloads
 from harness import config
 from harness.cells import BASELINE, Arm, Cell, command_hash, gather
 from harness.cluster import work_on
@@ -25,6 +24,7 @@ from harness.environment import now_utc
 from harness.overview import print_overview
 from harness.process import Outcome, sit
 from harness.progress import Progress
+from harness.questions import prompts_sha256, turns, workload_of
 from harness.results import CellFolder, Lock, log_tail
 from harness.sitting import Event, Sitting
 from harness.targets import load_class
@@ -43,9 +43,7 @@ def execute(jobs: Sequence[Job], argv: Sequence[str]) -> int:
     command = _one_command(jobs)
     cells = gather((job.cell, job.method) for job in jobs)
     for cell in cells:
-        engine = load_class(cell.settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
-        shortest = 1 + cell.settings.max_new_tokens  # the prompts are not rendered yet
-        engine.check(cell.settings.engine_spec(shortest), cell.methods)
+        _check(cell)
     root = Path(command.results_dir) if command.results_dir else RUNS / command_hash(cells)
     if command.dry_run:
         print_overview(console, cells, root)
@@ -60,6 +58,19 @@ def execute(jobs: Sequence[Job], argv: Sequence[str]) -> int:
             return Runner(root, folders, command, tuple(argv), lock, console).run()
     finally:
         lock.release()
+
+
+def _check(cell: Cell) -> None:
+    """Refuse what the engine cannot do, and a context that the model's window cannot hold beside the answer."""
+    settings = cell.settings
+    engine = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
+    shortest = 1 + settings.max_new_tokens  # the prompts are not rendered yet
+    engine.check(settings.engine_spec(shortest), cell.methods)
+    if settings.context is not None:
+        try:
+            engine.check(settings.engine_spec(settings.context + settings.max_new_tokens), cell.methods)
+        except Refusal as refusal:
+            raise Refusal(f"workload.context={settings.context} is not accepted: {refusal}") from refusal
 
 
 class Unprofiled(NamedTuple):
@@ -199,6 +210,11 @@ class Runner:
                     print(f"  skipped: {', '.join(names)} in cell {folder.cell.cell_id}")
         if by_status["failed"]:
             print("retry_failed=true runs the failed arms again.", file=sys.stderr)
+        for settings in {folder.cell.settings for folder in self.folders}:
+            if skipped := workload_of(settings).skipped:
+                print(
+                    f"{len(skipped)} bad rows of {settings.workload_path} were left out: environment.json says which."
+                )
         print(f"Results: {self.root}")
         if interrupted:
             print(f"Interrupted with {len(by_status['pending'])} arms to go: repeat the command to continue.")
@@ -226,13 +242,12 @@ def _one_command(jobs: Sequence[Job]) -> Command:
 def cell_folder(root: Path, cell: Cell) -> CellFolder:
     """The cell's place in the results folder, with what identifies its weights and prompts today."""
     settings = cell.settings
-    workload = workloads.load(settings.workload, settings.workload_path)
     fingerprints = {
         "target": _model_fingerprint(settings.target),
         "drafter": _model_fingerprint(settings.drafter),
-        "prompts": workload.sha256,
+        "prompts": prompts_sha256(settings),
     }
-    return CellFolder(root, cell, fingerprints, tuple(prompt.id for prompt in workload.prompts))
+    return CellFolder(root, cell, fingerprints, turns(settings))
 
 
 @cache

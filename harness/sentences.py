@@ -117,8 +117,9 @@ def _wrong_type(cause: ValidationError, words: list[str]) -> str:
     name = str(cause.full_key)
     kinds = dict(leaves())
     accepted = TYPE_WORDS.get(kinds.get(name))
-    if accepted is None and kinds.get(name) == (str | None):
-        accepted = "a text or null"
+    for kind in (str, int):
+        if kinds.get(name) == (kind | None):
+            accepted = f"{TYPE_WORDS[kind]} or null"
     value = re.search(r"Value '([^']*)'", str(cause))
     words = [word for word in words if value is None or word.endswith(f"={value[1]}")] or words
     if accepted is None:  # a whole group set to a value, or a value inside an option's file

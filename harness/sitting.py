@@ -71,7 +71,7 @@ class Sitting:
 
 
 def _steps(content: list[Any]) -> tuple[Step, ...]:
-    return tuple(Step(repeat, prompt_id, tuple(asked)) for repeat, prompt_id, asked in content)
+    return tuple(Step(repeat, prompt_id, tuple(asked), *turn) for repeat, prompt_id, asked, *turn in content)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from methods.base import Engine, Generation, Method, Refusal, Request, Round, Score, Stages
+from methods.base import (
+    Engine,
+    Generation,
+    Inspect,
+    Inspected,
+    Method,
+    OracleCheck,
+    Refusal,
+    Request,
+    Round,
+    Score,
+    Stages,
+    TreeDump,
+)
 
 BLOCK = 8
 REQUEST_S = float(os.environ.get("FAKE_REQUEST_S", "0.001"))
@@ -36,7 +49,7 @@ class FakeTokenizer:
         return self.chat_template
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> list[int]:
-        return list("".join(message["content"] for message in conversation).encode())[:64]
+        return list("".join(message["content"] for message in conversation).encode())[:512]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return " ".join(map(str, ids))
@@ -46,6 +59,7 @@ class FakeEngine(Engine):
     """Output token t is a hash of prompt, seed and t."""
 
     name: ClassVar[str] = "fake"
+    inspects: ClassVar[bool] = True
 
     @classmethod
     def check(cls, spec, methods) -> None:
@@ -60,7 +74,7 @@ class FakeEngine(Engine):
         if os.environ.get("FAKE_OPEN_FAILS"):
             raise MemoryError("no room for the weights")
 
-    def generate(self, method, request, *, profile=False) -> Generation:
+    def generate(self, method, request, *, profile=False, inspect=None) -> Generation:
         time.sleep(REQUEST_S)
         fault = getattr(method, "fault", "")
         if fault == "raise" or (fault == "profile" and profile):
@@ -75,7 +89,8 @@ class FakeEngine(Engine):
             output = (*output[:-1], output[-1] + 1)
         done = rounds(len(output), method.width(BLOCK))
         stages = Stages(0.001, 0.002, 0.003, 0.004) if profile else None
-        return Generation(output, "length", done, 0.001, 0.002 * len(output), 7, stages)
+        seen = tuple(look(one, inspect, fault) for one in done) if inspect and inspect.wanted else None
+        return Generation(output, "length", done, 0.001, 0.002 * len(output), 7, stages, None, seen)
 
     def score(self, request, output_ids, tolerance=0.0) -> Score:
         right = truth(request)
@@ -92,8 +107,23 @@ class FakeEngine(Engine):
         pass
 
 
+class BlindEngine(FakeEngine):
+    """Cannot look into its rounds."""
+
+    name: ClassVar[str] = "blind"
+    inspects: ClassVar[bool] = False
+
+
+def look(one: Round, inspect: Inspect, fault: str) -> Inspected:
+    """As if the oracle had looked at every round; the fault `branch` lies on a rejected one."""
+    gap = 2.0 if fault == "branch" else 0.0
+    check = OracleCheck(5, gap, int(gap > inspect.tolerance)) if inspect.oracle_rate else None
+    tree = TreeDump(3, (1, 2), (0, 0), (0, 1), (0.0, -0.5), (0,), 9) if inspect.dump_rounds else None
+    return Inspected(one.accepted, check, 1 if inspect.shadow_linear else None, tree)
+
+
 def truth(request: Request) -> tuple[int, ...]:
-    seed = f"{request.prompt_ids}{request.sampling.seed}"
+    seed = f"{request.prompt_ids}{request.sampling.seed}{os.environ.get('FAKE_SALT', '')}"
     return tuple(hashlib.sha256(f"{seed}{t}".encode()).digest()[0] for t in range(request.max_new_tokens))
 
 
@@ -112,7 +142,7 @@ def rounds(n_output: int, width: int) -> tuple[Round, ...]:
 @dataclass(frozen=True)
 class Faulty(Method):
     """A method whose requests go wrong as `fault` says: raise, hang, kill, lie, huge (no room
-    for it), profile (raises in the profiled pass only), or nothing for `none`."""
+    for it), profile (raises in the profiled pass only), branch (wrong on rejected branches), or nothing for `none`."""
 
     fault: str = "none"
     name: ClassVar[str] = "faulty"

@@ -73,6 +73,22 @@ def test_repeats_do_not_narrow_the_interval():
     assert stats.speedup(often) == pytest.approx(stats.speedup(once))
 
 
+def test_the_turns_of_a_prompt_are_one_cluster():
+    turns = [one | {"turn": turn} for turn in (0, 1, 2) for one in timed([AR, "dflash"])]
+    pairs = stats.pair(frame(turns))
+    once, thrice = (stats.speedup(some[some["arm"] == "dflash"]) for some in (pairs[pairs["turn"] == 0], pairs))
+    assert len(pairs) == 3 * 2 * 2 * len(PROMPTS) and thrice.n == len(PROMPTS)
+    assert thrice == pytest.approx(once)
+
+
+def test_accuracy_is_of_prompts_with_an_answer():
+    lines = [record(AR, "math-1", r, correct=r == 0) for r in (0, 1)] + [record(AR, "math-2", 0, correct=True)]
+    lines += [record(AR, "math-1", 0, turn=1), record(AR, "code-1", 0)]
+    assert stats.accuracy(frame(lines)) == (2, 0.75)
+    n, share = stats.accuracy(frame([record(AR, "code-1", 0)]))
+    assert n == 0 and math.isnan(share)
+
+
 def test_a_prompt_answered_again_counts_once_and_with_its_own_baseline():
     """The first sitting was killed before AR answered code-2; the second asked both again."""
     first = [record(AR, "code-1", 0), record("dflash", "code-1", 0), record("dflash", "code-2", 0)]

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import Faulty
 
 from harness.cells import Arm, CellSettings, command_hash, gather
-from harness.results import plan
+from harness.results import Turn, plan
 from methods.autoregressive import Autoregressive
 from methods.base import Refusal
 from methods.ddtree import DDTree
@@ -45,6 +45,18 @@ def test_golden_ids():
     assert command_hash(gather([(CELL, DDTree(64))])) == "6603d21ac31d"
     assert command_hash(gather([(CELL, DDTree(64, chain_seed=True))])) == "af1297d42b06"
     assert command_hash(gather([(CELL, Autoregressive(twin=True)), (replace(CELL, tp=1), DFlash())])) == "d52fa2127198"
+
+
+def test_golden_ids_of_parts_and_of_other_ways_to_ask():
+    assert replace(CELL, split="dev", limit=32).cell_id == "12f6efe378c2"
+    assert replace(CELL, context=4096, system="Be brief.", enable_thinking=True).cell_id == "655be4561bce"
+
+
+def test_a_part_of_a_workload_never_goes_by_its_name_alone():
+    assert CELL.workload_name == "smoke"
+    assert replace(CELL, split="dev", limit=32).workload_name == "smoke:dev:limit=32"
+    asked = replace(CELL, split="test", context=4096, system="Be brief.", enable_thinking=True)
+    assert asked.workload_name == "smoke:test:context=4096:system:thinking" and asked.workload_name in str(asked)
 
 
 def test_labels_stay_out_of_the_id():
@@ -95,13 +107,14 @@ def test_a_setting_added_later_leaves_stored_arms_as_they_are():
     assert Arm(Grown()).is_stored_as(stored) and not Arm(Grown(depth=2)).is_stored_as(stored)
 
 
-PROMPTS = [f"p{i}" for i in range(8)]
+PROMPTS = [Turn(f"p{i}") for i in range(8)]
 ARMS = ["autoregressive", "dflash", "ddtree-16"]
 
 
 def test_a_plan_asks_every_arm_once_in_an_order_that_changes():
     steps = plan(ARMS, PROMPTS, 2, 0, set())
-    assert sorted((step.repeat, step.prompt_id) for step in steps) == sorted((r, p) for r in (0, 1) for p in PROMPTS)
+    asked = sorted((step.repeat, Turn(step.prompt_id, step.turn)) for step in steps)
+    assert asked == sorted((r, p) for r in (0, 1) for p in PROMPTS)
     assert all(sorted(step.arms) == sorted(ARMS) for step in steps)
     assert len({step.arms for step in steps}) > 2
     assert [step.prompt_id for step in steps[:8]] != [step.prompt_id for step in steps[8:]]
@@ -111,13 +124,21 @@ def test_a_plan_asks_every_arm_once_in_an_order_that_changes():
 
 def test_a_plan_takes_up_where_records_end_and_asks_ar_beside_what_is_owed():
     whole = plan(ARMS, PROMPTS, 1, 0, set())
-    done = {(arm, step.prompt_id, 0) for step in whole[:3] for arm in step.arms}
-    done.add((whole[3].arms[0], whole[3].prompt_id, 0))
+    done = {(arm, step.prompt_id, 0, 0) for step in whole[:3] for arm in step.arms}
+    done.add((whole[3].arms[0], whole[3].prompt_id, 0, 0))
     rest = plan(ARMS, PROMPTS, 1, 0, done)
     assert [step.prompt_id for step in rest] == [step.prompt_id for step in whole[3:]]
     assert rest[1:] == whole[4:]
     assert "autoregressive" in rest[0].arms
     assert set(rest[0].arms) == set(ARMS) - {whole[3].arms[0]} | {"autoregressive"}
+
+
+def test_turns_are_asked_one_by_one():
+    turns = [Turn(f"p{i}", turn) for i in range(4) for turn in range(3)]
+    steps = plan(ARMS, turns, 1, 0, set())
+    assert sorted(Turn(step.prompt_id, step.turn) for step in steps) == turns
+    done = {(arm, step.prompt_id, step.turn, 0) for step in steps[:5] for arm in step.arms}
+    assert plan(ARMS, turns, 1, 0, done) == steps[5:]
 
 
 def test_an_arm_added_later_brings_ar_and_leaves_the_order():

@@ -49,6 +49,7 @@ COMPOSED = {  # refused while Hydra composes: the whole way, from words to sente
     "--bogus budget=16": "--bogus is no option",
     "experiment=null": "experiment=null is not accepted",
     "workload=true": "workload=true is not accepted",
+    "workload.limit=many": "workload.limit=many is not accepted: an integer or null is.",
     "+budget=3": "+budget=3 is not accepted: budget is a setting already",
     "+experiment=smoke": "experiment=… without the +",
     "top_k=often top_k=3": "top_k=often is not accepted",
@@ -83,6 +84,12 @@ REFUSED = {  # composed well, refused for their value
     "engine._target_=methods.dflash.DFlash": "methods.base.Engine",
     "tracker._target_=methods.dflash.DFlash": "harness.tracker.Tracker",
     "model.weights=none": "checkpoint or random",
+    "workload.split=train": "all, dev or test is",
+    "workload.limit=0": "at least 1 or null",
+    "workload.context=1000": "at least 1024 or null",
+    "workload.context_path=book.txt": "without workload.context",
+    "workload.system=''": "some text or null",
+    "workload.enable_thinking=2": "true or false",
 }
 
 

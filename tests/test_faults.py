@@ -22,7 +22,9 @@ def shifted_context(monkeypatch):
 def swapped_features(monkeypatch):
     right = Drafter.extend
     monkeypatch.setattr(
-        Drafter, "extend", lambda self, features, start: right(self, features.roll(self.config.transformer.hidden, dims=1), start)
+        Drafter,
+        "extend",
+        lambda self, features, start: right(self, features.roll(self.config.transformer.hidden, dims=1), start),
     )
 
 

@@ -22,7 +22,7 @@ from analysis import load_requests, load_rounds
 from analysis.stats import one_each
 from harness.cells import gather
 from harness.records import read_json, sitting_lines
-from harness.results import CellFolder
+from harness.results import CellFolder, Turn
 from methods.dflash import DFlash
 
 SWEEP = ("-m", "method=dflash,ddtree", "budget=16,64", "seed=0,1", "retry_failed=true")
@@ -137,7 +137,7 @@ def test_ten_kills_of_the_built_in_pair_lose_and_repeat_nothing(world):
 
 def test_a_kill_while_overwriting_leaves_no_half_of_a_cell(tmp_path, monkeypatch):
     (cell,) = gather([(CELL, DFlash())])
-    folder = CellFolder(tmp_path, cell, {}, ("p",))
+    folder = CellFolder(tmp_path, cell, {}, (Turn("p"),))
     folder.prepare(retry_failed=False, overwrite=False)
     record = folder.path / "sittings/0/requests.jsonl"
     record.parent.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine, Faulty
 from fake_world import WORDS
 
-from harness import machine, memory
+from harness import gpu, machine, memory
 from harness.environment import git_state, redacted, tokenizer_facts
 from harness.gpu import GpuWatch
 from harness.machine import Gpu
@@ -143,7 +143,8 @@ def nvml(monkeypatch):
     return fake
 
 
-def test_gpus_are_watched_where_nvml_is_there(nvml):
+def test_gpus_are_watched_where_nvml_is_there(nvml, monkeypatch):
+    monkeypatch.setattr(gpu, "SAMPLE_EVERY_S", 0.0)
     watch = GpuWatch.open("cuda", 2)
     (one, two) = watch.facts()
     assert (one["name"], one["driver"], one["power_limit_w"], one["memory_bytes"]) == ("H0", "580.1", 700, 10 * 2**30)
@@ -157,6 +158,13 @@ def test_gpus_are_watched_where_nvml_is_there(nvml):
     assert watch.energy_j() == 10.0 and watch.free_bytes() == 4 * 2**30
     nvml.counts = False
     assert watch.energy_j() is None
+
+
+def test_gpus_are_sampled_once_a_second_at_most(nvml):
+    watch = GpuWatch.open("cuda", 1)
+    for _ in range(100):
+        watch.sample()
+    assert watch.summary()[0]["power_w"]["samples"] == 1
 
 
 def test_nothing_is_watched_without_nvml_or_on_a_cpu(nvml, monkeypatch):

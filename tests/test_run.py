@@ -9,7 +9,8 @@ from collections import Counter
 import pyarrow.parquet as pq
 from fake_world import WORDS, FakeWorld
 
-from harness.records import read_json, sitting_lines
+from analysis import load_rounds, load_runs
+from harness.records import KEYS, read_json, read_lines, sitting_lines
 
 SWEEP = ("-m", "method=dflash,ddtree", "budget=16,64")
 ARMS = ("autoregressive", "dflash", "ddtree-16", "ddtree-64")
@@ -177,3 +178,61 @@ def test_a_dry_run_leaves_nothing(world):
     world.write("out", "a file where the folder should be")
     done = world.run("method=dflash")
     assert done.returncode == 2 and "cannot be written" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_rounds_are_looked_at_in_a_pass_of_their_own(world):
+    asked = ("method=dflash", "oracle_rate=1", "shadow_linear=true", "dump_rounds=true")
+    done = world.run(*asked)
+    assert done.returncode == 0, done.stderr
+    lines = sitting_lines(world.cell)
+    looked = [line for line in lines if line["phase"] == "profile"]
+    assert {(line["arm"], line["prompt_id"]) for line in looked} == {
+        (arm, word) for arm in ("autoregressive", "dflash") for word in WORDS
+    }
+    assert all(line["oracle_rounds"] == len(line["rounds"]) == len(line["shadow"]) for line in looked)
+    assert all(line["oracle_rounds"] == 0 and line["shadow"] is None for line in lines if line["phase"] != "profile")
+    dumped = read_lines(world.cell / "sittings/0/rounds.jsonl")
+    assert len(dumped) == sum(len(line["rounds"]) for line in looked)
+    assert dumped[0] == {
+        **{key: looked[0][key] for key in KEYS},
+        **{"round": 0, "root_at": 3, "tokens": [1, 2], "parents": [0, 0], "depths": [0, 1], "log_probs": [0.0, -0.5]},
+        **{"path": [0], "bonus": 9, "accepted": looked[0]["rounds"][0][0], "oracle_gap": 0.0, "shadow_accepted": 1},
+    }
+    run = load_runs(world.results).set_index("arm").loc["dflash"]
+    assert run["oracle_rounds"] == sum(line["oracle_rounds"] for line in looked if line["arm"] == "dflash")
+    assert (run["oracle_max_gap"], run["oracle_disagreements"], run["status"]) == (0.0, 0.0, "complete")
+    assert run["shadow_acceptance_length"] == 2.0
+    rounds = load_rounds(world.results)
+    assert (rounds.loc[rounds["phase"] == "profile", "shadow_accepted"] == 1).all()
+    assert rounds.loc[rounds["phase"] == "timed", "shadow_accepted"].isna().all()
+    assert "had ended before" in world.run(*asked).stdout
+
+
+def test_a_fault_on_a_rejected_branch_makes_the_arm_invalid(world):
+    unseen = world.run("method=faulty", "method.fault=branch")
+    assert unseen.returncode == 0 and "invalid" not in unseen.stdout
+    seen = world.run("method=faulty", "method.fault=branch", "oracle_rate=1", "overwrite=true")
+    assert "invalid: faulty-branch" in seen.stderr
+    runs = load_runs(world.results)
+    inspected = runs[(runs["arm"] == "faulty-branch") & (runs["oracle_rounds"] > 0)]
+    assert inspected["status"].tolist() == ["invalid"] and inspected["oracle_max_gap"].tolist() == [2.0]
+
+
+def test_an_engine_that_cannot_look_into_rounds_says_so(world):
+    world.write("conf/engine/blind.yaml", "_target_: fake_engine.BlindEngine\n")
+    refused = world.run("engine=blind", "oracle_rate=0.5")
+    assert refused.returncode == 2 and "oracle_rate=0.5 is not accepted: engine=blind cannot" in refused.stderr
+
+
+def test_a_context_beyond_the_window_is_refused_before_anything_runs(world):
+    done = world.run("engine=reference", "model=tiny", "workload.context=8192")
+    assert done.returncode == 2 and not world.results.exists() and done.stderr.count("\n") == 1
+    assert "workload.context=8192 is not accepted: prompt and output of 8212 tokens do not fit tiny's" in done.stderr
+
+
+def test_a_part_goes_by_its_own_name(world):
+    done = world.run("method=dflash", "workload.split=test", "workload.limit=2", "workload.system=Be brief.")
+    assert done.returncode == 0, done.stderr
+    assert "file:test:limit=2:system" in done.stdout and len(world.timed()) == 2 * 2 * 2
+    assert read_json(world.cell / "cell.json")["workload_name"] == "file:test:limit=2:system"
+    assert {line["prompt_text"].partition("\n")[0] for line in world.timed()} == {"system: Be brief."}

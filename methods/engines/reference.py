@@ -27,7 +27,8 @@ LARGEST_GAP = 0.5
 
 
 class ReferenceEngine(Engine):
-    """Dense Qwen3, Qwen2 and Llama targets with DFlash drafters, on CPU or CUDA, at tp 1, 2, 4, 8 or 16."""
+    """Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5/3.6 and Llama targets with DFlash drafters, on CPU or CUDA, at tp 1,
+    2, 4, 8 or 16."""
 
     name: ClassVar[str] = "reference"
     inspects: ClassVar[bool] = True

@@ -46,9 +46,9 @@ class Rank:
 
     def _load(self, spec: EngineSpec, dtype: torch.dtype, methods: tuple[Method, ...], device: torch.device) -> Decoder:
         seed = spec.seed if spec.model.weights == "random" else None
-        folder = resolve(spec.model.target)
+        folder = resolve(spec.model.target, weights=seed is None)
         uses_drafter = any(method.uses_drafter for method in methods)
-        draft_folder = resolve(spec.model.drafter) if uses_drafter else None
+        draft_folder = resolve(spec.model.drafter, weights=seed is None) if uses_drafter else None
         draft_config = drafter_config(draft_folder) if draft_folder else None
         block = draft_config.block_size if draft_config else 1
         slots = parallel.up(spec.max_length + max([block, *(m.width(block) for m in methods)]), SEEN_STEP)
