@@ -1,4 +1,4 @@
-"""The recipe of the built-in pair: seeded generators, held-out prompts, checkers, and the folders it writes."""
+"""The recipe of the built-in pairs: seeded generators, held-out prompts, checkers, and the folders it writes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from methods.checkpoints.recipe.words import NAMES, World, is_held
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT_IN = ROOT / "workloads/builtin"
-TARGET = ROOT / "methods/checkpoints/tiny/target"
-DRAFTER = ROOT / "methods/checkpoints/tiny/drafter"
+CHECKPOINTS = ROOT / "methods/checkpoints"
+TARGET = CHECKPOINTS / "tiny/target"
 
 
 def rows(name: str) -> list[dict]:
@@ -264,19 +264,15 @@ def test_the_tree_of_the_evaluation_is_the_most_probable_paths():
         assert tree_paths(scores, tokens, budget) == set(best[:budget])
 
 
-def test_answers_decode_like_full_passes():
-    """Cached decoding in batches, with rows leaving early, gives the argmax of full passes."""
+def every_argmax_is_its_own(target, prompts, limit=20):
+    """Cached decoding in batches, with rows leaving early, gives the argmax of full passes without padding."""
     import torch
 
-    from methods.checkpoints.recipe.folders import load_target
     from methods.checkpoints.recipe.generation import answer
-    from methods.checkpoints.recipe.model import rope
+    from methods.checkpoints.recipe.parts import rope
 
-    target = load_target(TARGET)
-    tokenizer_ids = [np.array(ids) for ids in ([1, 300, 301, 9, 40], [1, 500] * 9, list(range(20, 60)))]
-    outputs = answer(target, tokenizer_ids, 20, torch.float32)
     tables = rope(target.shape, "cpu")
-    for prompt, output in zip(tokenizer_ids, outputs, strict=True):
+    for prompt, output in zip(prompts, answer(target, prompts, limit, torch.float32), strict=True):
         ids = torch.tensor(np.concatenate([prompt, output]))[None]
         with torch.no_grad():
             hidden, _ = target(ids, tables, torch.float32)
@@ -284,39 +280,55 @@ def test_answers_decode_like_full_passes():
         assert best.tolist() == output.tolist()
 
 
-def test_the_pair_is_small_and_fits_together():
-    size = sum((folder / "model.safetensors").stat().st_size for folder in (TARGET, DRAFTER))
-    assert size <= 14_000_000
-    target, drafter = (json.loads((folder / "config.json").read_text()) for folder in (TARGET, DRAFTER))
+PROMPTS = [np.array(ids) for ids in ([1, 300, 301, 9, 40], [1, 500] * 9, list(range(20, 60)), [1], [7, 8])]
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_hybrid"])
+def test_answers_decode_like_full_passes(name):
+    from methods.checkpoints.recipe.folders import load_target
+
+    every_argmax_is_its_own(load_target(CHECKPOINTS / name / "target"), PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_hybrid"])
+def test_the_pair_is_small_and_fits_together(name):
+    folders = CHECKPOINTS / name / "target", CHECKPOINTS / name / "drafter"
+    assert sum((folder / "model.safetensors").stat().st_size for folder in folders) <= 14_000_000
+    target, drafter = (json.loads((folder / "config.json").read_text()) for folder in folders)
     assert target["hidden_size"] == drafter["hidden_size"]
     assert drafter["block_size"] == 16
     assert drafter["num_target_layers"] == target["num_hidden_layers"]
+    ids = drafter["dflash_config"]["target_layer_ids"]
     # The last layer's output is only seen behind the final norm, so it can be no feature.
-    assert max(drafter["dflash_config"]["target_layer_ids"]) < target["num_hidden_layers"] - 1
-    assert json.loads((TARGET / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    assert max(ids) < target["num_hidden_layers"] - 1
+    assert {target["layer_types"][i] for i in ids} == set(target["layer_types"])
+    assert json.loads((folders[0] / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (folders[0] / file).read_bytes() == (TARGET / file).read_bytes()
 
 
-def test_folders_equal_transformers_and_round_trip(tmp_path):
+@pytest.mark.parametrize("name", ["tiny", "tiny_hybrid"])
+def test_folders_equal_transformers_and_round_trip(name, tmp_path):
     import torch
 
     transformers = pytest.importorskip("transformers")
     from methods.checkpoints.recipe.folders import load_drafter, load_target, save_drafter, save_target
-    from methods.checkpoints.recipe.model import FEATURES, rope
+    from methods.checkpoints.recipe.parts import rope
 
-    target, drafter = load_target(TARGET), load_drafter(DRAFTER)
-    save_target(target, tmp_path / "target")
-    save_drafter(drafter, tmp_path / "drafter")
-    for folder, name in ((TARGET, "target"), (DRAFTER, "drafter")):
-        assert (tmp_path / name / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-        assert json.loads((tmp_path / name / "config.json").read_text()) == json.loads(
+    folders = {part: CHECKPOINTS / name / part for part in ("target", "drafter")}
+    target, drafter = load_target(folders["target"]), load_drafter(folders["drafter"])
+    save_target(target, tmp_path / "target", TARGET)
+    save_drafter(drafter, tmp_path / "drafter", target.shape.layers)
+    for part, folder in folders.items():
+        assert (tmp_path / part / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+        assert json.loads((tmp_path / part / "config.json").read_text()) == json.loads(
             (folder / "config.json").read_text()
         )
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
     ids = torch.arange(10, 60)[None]
     with torch.no_grad():
-        hidden, features = target(ids, rope(target.shape, "cpu"), torch.float32)
+        hidden, outputs = target(ids, rope(target.shape, "cpu"), torch.float32)
         out = theirs(ids, output_hidden_states=True)
     torch.testing.assert_close(target.logits(hidden), out.logits, atol=2e-4, rtol=1e-4)
-    torch.testing.assert_close(
-        features, torch.cat([out.hidden_states[i + 1] for i in FEATURES], -1), atol=2e-4, rtol=1e-4
-    )
+    for i in drafter.features:
+        torch.testing.assert_close(outputs[i], out.hidden_states[i + 1], atol=2e-4, rtol=1e-4)

@@ -1,1 +1,1 @@
-"""How the built-in pair was made: corpus, tokenizer, target, drafter and evaluation."""
+"""How the built-in pairs were made: corpus, tokenizer, target, drafter and evaluation."""

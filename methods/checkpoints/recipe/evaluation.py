@@ -21,7 +21,8 @@ from methods.checkpoints.recipe.batches import pad
 from methods.checkpoints.recipe.conversation import CATEGORIES, Conversation, render
 from methods.checkpoints.recipe.corpus import conversation
 from methods.checkpoints.recipe.generation import answer
-from methods.checkpoints.recipe.model import BLOCK, Drafter, Target, rope
+from methods.checkpoints.recipe.model import Drafter, Target
+from methods.checkpoints.recipe.parts import BLOCK, rope
 from methods.checkpoints.recipe.tokenizer import END_IDS
 from methods.checkpoints.recipe.training import block_inputs
 
@@ -63,10 +64,11 @@ def draft_everywhere(
     """Log-probs and ids of the best tokens of slots 1..15 for the root at every output position [n, 15, CHOICES]."""
     device = target.embed_tokens.weight.device
     rows = pad([(np.concatenate([prompt, output]), np.ones(len(prompt) + len(output)))])
-    ids, tables = rows.ids.to(device), rope(target.shape, device)
-    _, features = target(ids, tables, torch.float32)
+    ids = rows.ids.to(device)
+    _, outputs = target(ids, rope(target.shape, device), torch.float32)
     anchors = torch.arange(len(prompt), ids.shape[1], device=device)[None]
-    hidden = drafter(features, block_inputs(target, ids, anchors, torch.float32), anchors, tables)
+    inputs = block_inputs(target, ids, anchors, torch.float32)
+    hidden = drafter(outputs, inputs, anchors, rope(drafter.shape, device))
     best = target.logits(hidden[0, :, 1:]).log_softmax(-1).topk(CHOICES, -1)
     return best.values.cpu().numpy(), best.indices.cpu().numpy()
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from methods.checkpoints.recipe.batches import cut, pad
+from methods.checkpoints.recipe.caches import cache
 from methods.checkpoints.recipe.conversation import render
 from methods.checkpoints.recipe.corpus import Plan, conversation, held_out_ngrams, overlaps
-from methods.checkpoints.recipe.model import Target, rope, rotate
+from methods.checkpoints.recipe.model import Target
+from methods.checkpoints.recipe.parts import rope
 from methods.checkpoints.recipe.tokenizer import END_IDS
 from methods.checkpoints.recipe.training import Sample
 
@@ -62,54 +64,36 @@ def load_prompts(folder: Path) -> list[np.ndarray]:
 
 
 class Batch:
-    """One batch of prompts with its key/value cache [layers][B, KV, S, D], decoded token by token."""
+    """One batch of prompts with a cache a layer, decoded token by token."""
 
     def __init__(self, target: Target, prompts: list[np.ndarray], room: int, dtype: torch.dtype) -> None:
         rows = pad([(p, np.ones(len(p))) for p in prompts], -(-max(map(len, prompts)) // 32) * 32)
         device = target.embed_tokens.weight.device
         self.target, self.dtype = target, dtype
         self.ids, self.lengths = rows.ids.to(device), rows.lengths.to(device)
-        shape, (b, s) = target.shape, rows.ids.shape
-        size = (b, shape.kv_heads, s + room, shape.head_dim)
-        self.cache = [
-            (torch.zeros(size, device=device, dtype=dtype), torch.zeros(size, device=device, dtype=dtype))
-            for _ in target.stack
-        ]
-        self.tables = rope(shape, device)
-        self.rows = torch.arange(b, device=device)
+        self.caches = [cache(layer.mixer, room) for layer in target.stack]
+        self.tables = rope(target.shape, device)
 
     def keep(self, rows: Tensor) -> None:
         """Goes on with these rows alone."""
-        self.cache = [(keys[rows], values[rows]) for keys, values in self.cache]
-        self.rows = torch.arange(len(rows), device=rows.device)
+        for one in self.caches:
+            one.keep(rows)
 
     def prefill(self) -> Tensor:
-        """Logits behind each prompt [B, V]; fills the cache."""
+        """Logits behind each prompt [B, V]; fills the caches."""
         x = self.target.embed(self.ids, self.dtype)
-        s = x.shape[1]
-        cos, sin = (t[:s] for t in self.tables)
-        for layer, (keys, values) in zip(self.target.stack, self.cache, strict=True):
-            k, v = layer.self_attn.keys_values(layer.input_layernorm(x))
-            keys[:, :, :s], values[:, :, :s] = rotate(k, cos, sin), v
-            x = layer(x, cos, sin)
-        last = self.target.norm(x[self.rows, self.lengths - 1])
+        cos, sin = (t[: x.shape[1]] for t in self.tables)
+        for layer, one in zip(self.target.stack, self.caches, strict=True):
+            x = layer.finish(x, one.prefill(layer.input_layernorm(x), cos, sin, self.lengths))
+        last = self.target.norm(x[torch.arange(len(x), device=x.device), self.lengths - 1])
         return self.target.logits(last)
 
     def step(self, tokens: Tensor, places: Tensor, width: int) -> Tensor:
-        """Logits [B, V] behind one more token a row, at position `places` [B]; `width` bounds the cache in use."""
+        """Logits [B, V] behind one more token a row, at position `places` [B]; `width` bounds the places in use."""
         x = self.target.embed(tokens[:, None], self.dtype)
         cos, sin = (t[places][:, None, None] for t in self.tables)
-        hidden = torch.arange(width, device=x.device) > places[:, None]
-        for layer, (keys, values) in zip(self.target.stack, self.cache, strict=True):
-            normed = layer.input_layernorm(x)
-            q = rotate(layer.self_attn.queries(normed), cos, sin)
-            k, v = layer.self_attn.keys_values(normed)
-            keys[self.rows, :, places] = rotate(k, cos, sin)[:, :, 0]
-            values[self.rows, :, places] = v[:, :, 0]
-            grouped = q.unflatten(1, (keys.shape[1], -1))[:, :, :, 0]
-            scores = (grouped @ keys[:, :, :width].mT).float() * q.shape[-1] ** -0.5
-            weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1).to(v.dtype)
-            x = layer.finish(x, (weights @ values[:, :, :width]).flatten(1, 2)[:, :, None])
+        for layer, one in zip(self.target.stack, self.caches, strict=True):
+            x = layer.finish(x, one.step(layer.input_layernorm(x), cos, sin, places, width))
         return self.target.logits(self.target.norm(x[:, 0]))
 
 
@@ -155,7 +139,7 @@ def answer(
     *,
     heats: np.ndarray | None = None,
     seed: int = 0,
-    tokens: int = 2_400_000,
+    tokens: int = 3_000_000,
     seconds: float = 1e9,
 ) -> list[np.ndarray]:
     """The target's answers, end token included, of at most `limit` tokens; greedy where the temperature is 0.

@@ -1,101 +1,59 @@
-"""The two transformers of the pair, written for training: the Qwen3-shaped target and the DFlash drafter.
+"""The two transformers of a pair, written for training: the target, Qwen3 or Qwen3.5, and the DFlash drafter.
 
-Weights are kept in float32 and used in the activations' dtype; parameter names are those of the published formats,
-so a state dict is a checkpoint. Shapes: B rows, S positions, A anchors, T block slots, H heads, D head size.
+Parameter names are those of the published formats, so a state dict is a checkpoint. Shapes: B rows, S positions,
+A anchors, T block slots, H heads, D head size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BLOCK = 16
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a transformer of the Qwen3 family."""
-
-    layers: int
-    ffn: int
-    hidden: int = 256
-    heads: int = 8
-    kv_heads: int = 4
-    head_dim: int = 64
-    vocabulary: int = 4096
-    theta: float = 20000.0
-    eps: float = 1e-6
-    max_length: int = 4096
-
-
-TARGET = Shape(layers=5, ffn=512)
-DRAFTER = Shape(layers=3, ffn=256)
-FEATURES = (1, 2, 3)
-"""Ids of the target's layers whose outputs the drafter reads."""
-
-
-class Linear(nn.Module):
-    """A projection without bias whose float32 weight is used in the input's dtype."""
-
-    def __init__(self, inputs: int, outputs: int, scale: float = 1.0) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) * scale * inputs**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
-
-
-class Norm(nn.Module):
-    """Root-mean-square norm over the last dimension."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-
-
-def rope(shape: Shape, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Cosines and sines by position, each [max_length, D] in float32."""
-    inverse = shape.theta ** (-torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim)
-    angles = torch.arange(shape.max_length + BLOCK, device=device, dtype=torch.float32)[:, None] * inverse
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [..., S, D] by tables that broadcast to it."""
-    half = x.shape[-1] // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+from methods.checkpoints.recipe.gated_delta import GatedDelta
+from methods.checkpoints.recipe.parts import Linear, norm, rotate
+from methods.checkpoints.recipe.shapes import Shape
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with normed queries and keys, in a hybrid gated at its output."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden, wide)
+        self.q_proj = Linear(shape.hidden, 2 * wide if shape.delta else wide)
         self.k_proj = Linear(shape.hidden, narrow)
         self.v_proj = Linear(shape.hidden, narrow)
-        self.o_proj = Linear(wide, shape.hidden, scale=(2 * shape.layers) ** -0.5)
-        self.q_norm = Norm(shape.head_dim, shape.eps)
-        self.k_norm = Norm(shape.head_dim, shape.eps)
+        self.o_proj = Linear(wide, shape.hidden, scale=shape.outlet)
+        self.q_norm = norm(shape.head_dim, shape)
+        self.k_norm = norm(shape.head_dim, shape)
 
-    def queries(self, x: Tensor) -> Tensor:
-        """Normed queries [B, H, S, D], not yet rotated."""
-        queries: Tensor = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))).transpose(1, 2)
-        return queries
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Normed queries [B, H, S, D], not yet rotated, and the output's gate [B, S, H·D] where there is one."""
+        both = self.q_proj(x).unflatten(-1, (self.shape.heads, -1))
+        queries = self.q_norm(both[..., : self.shape.head_dim]).transpose(1, 2)
+        return queries, both[..., self.shape.head_dim :].flatten(2).sigmoid() if self.shape.delta else None
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Normed keys, not yet rotated, and values, each [B, KV, S, D]."""
         keys = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.shape.head_dim))).transpose(1, 2)
         return keys, self.v_proj(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+
+    def finish(self, attended: Tensor, gate: Tensor | None) -> Tensor:
+        """The last projection, behind the gate, of attention's output [B, H, S, D]."""
+        joined = attended.transpose(1, 2).flatten(2)
+        mixed: Tensor = self.o_proj(joined if gate is None else joined * gate)
+        return mixed
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Causal self-attention over x [B, S, hidden]."""
+        q, gate = self.queries(x)
+        k, v = self.keys_values(x)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), gate)
 
 
 class MLP(nn.Module):
@@ -103,7 +61,7 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_proj = Linear(shape.hidden, shape.ffn)
         self.up_proj = Linear(shape.hidden, shape.ffn)
-        self.down_proj = Linear(shape.ffn, shape.hidden, scale=(2 * shape.layers) ** -0.5)
+        self.down_proj = Linear(shape.ffn, shape.hidden, scale=shape.outlet)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -111,55 +69,61 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer; the target's is causal, the drafter's sees the context and its own block."""
+    """A decoder layer: a mixer over the positions, then an MLP."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, kind: str = "full_attention") -> None:
         super().__init__()
-        self.self_attn = Attention(shape)
+        if kind == "linear_attention" and shape.delta:
+            self.linear_attn = GatedDelta(shape, shape.delta)
+        else:
+            self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
-        self.input_layernorm = Norm(shape.hidden, shape.eps)
-        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+        self.input_layernorm = norm(shape.hidden, shape)
+        self.post_attention_layernorm = norm(shape.hidden, shape)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer behind attention's output [B, H, S, D]."""
-        x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+    @property
+    def mixer(self) -> Attention | GatedDelta:
+        return self.linear_attn if hasattr(self, "linear_attn") else self.self_attn
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The rest of the layer behind the mixer's output [B, S, hidden]."""
+        x = x + mixed
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Causal self-attention over x [B, S, hidden]."""
-        normed = self.input_layernorm(x)
-        q = rotate(self.self_attn.queries(normed), cos, sin)
-        k, v = self.self_attn.keys_values(normed)
-        attended = F.scaled_dot_product_attention(q, rotate(k, cos, sin), v, is_causal=True, enable_gqa=True)
-        return self.finish(x, attended)
+        """Causal over x [B, S, hidden]."""
+        return self.finish(x, self.mixer(self.input_layernorm(x), cos, sin))
 
 
 class DraftLayer(Layer):
+    """A layer whose blocks see the context before them and themselves."""
+
     def forward(self, x: Tensor, context: Tensor, mask: Tensor, places: tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]
         """Blocks x [B, A·T, hidden] attend to context [B, S, hidden] and themselves where mask allows."""
         cos, sin, context_cos, context_sin = places
         normed = self.input_layernorm(x)
-        q = rotate(self.self_attn.queries(normed), cos, sin)
+        q, gate = self.self_attn.queries(normed)
         k, v = self.self_attn.keys_values(normed)
         ck, cv = self.self_attn.keys_values(context)
         k = torch.cat([rotate(ck, context_cos, context_sin), rotate(k, cos, sin)], 2)
         v = torch.cat([cv, v], 2)
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        return self.finish(x, F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+        attended = F.scaled_dot_product_attention(rotate(q, cos, sin), k, v, attn_mask=mask)
+        return self.finish(x, self.self_attn.finish(attended, gate))
 
 
 class Target(nn.Module):
     """The target; the output head is the embedding's transpose."""
 
-    def __init__(self, shape: Shape = TARGET) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         nn.init.normal_(self.embed_tokens.weight, std=0.02)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = Norm(shape.hidden, shape.eps)
+        self.layers = nn.ModuleList(Layer(shape, kind) for kind in shape.kinds)
+        self.norm = norm(shape.hidden, shape)
 
     @property
     def stack(self) -> list[Layer]:
@@ -169,16 +133,15 @@ class Target(nn.Module):
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self.embed_tokens.weight).to(dtype)
 
-    def forward(self, ids: Tensor, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Final hidden states [B, S, hidden] and the drafter's features [B, S, len(FEATURES)·hidden]."""
+    def forward(self, ids: Tensor, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        """Final hidden states [B, S, hidden] and every layer's output, each [B, S, hidden]."""
         x = self.embed(ids, dtype)
         cos, sin = (t[: ids.shape[1]] for t in tables)
-        features = []
-        for i, layer in enumerate(self.layers):
+        outputs = []
+        for layer in self.layers:
             x = layer(x, cos, sin)
-            if i in FEATURES:
-                features.append(x)
-        return self.norm(x), torch.cat(features, -1)
+            outputs.append(x)
+        return self.norm(x), outputs
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed_tokens.weight.to(hidden.dtype)).float()
@@ -187,28 +150,31 @@ class Target(nn.Module):
 class Drafter(nn.Module):
     """The DFlash drafter: embeddings and head are the target's."""
 
-    def __init__(self, shape: Shape = DRAFTER) -> None:
+    def __init__(self, shape: Shape, features: Sequence[int]) -> None:
         super().__init__()
-        self.shape = shape
-        self.fc = Linear(len(FEATURES) * shape.hidden, shape.hidden)
-        self.hidden_norm = Norm(shape.hidden, shape.eps)
+        self.shape, self.features = shape, tuple(features)
+        self.fc = Linear(len(features) * shape.hidden, shape.hidden)
+        self.hidden_norm = norm(shape.hidden, shape)
         self.layers = nn.ModuleList(DraftLayer(shape) for _ in range(shape.layers))
-        self.norm = Norm(shape.hidden, shape.eps)
+        self.norm = norm(shape.hidden, shape)
 
-    def forward(self, features: Tensor, blocks: Tensor, anchors: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, outputs: Sequence[Tensor], blocks: Tensor, anchors: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """Hidden states of every block slot.
 
         Args:
-            features: the target's features [B, S, n·hidden] of all positions.
+            outputs: the output of each of the target's layers at all positions, each [B, S, hidden].
             blocks: embedded block inputs [B, A, T, hidden]: the root, then masks.
             anchors: the root's position of every block [B, A]; its context is all positions before.
+            tables: the drafter's rotary tables.
 
         Returns:
             [B, A, T, hidden]; slot t speaks of position anchor + t.
         """
         b, a, t, _ = blocks.shape
-        s = features.shape[1]
-        context = self.hidden_norm(self.fc(features))
+        s = outputs[0].shape[1]
+        context = self.hidden_norm(self.fc(torch.cat([outputs[i] for i in self.features], -1)))
         places = (anchors[:, :, None] + torch.arange(t, device=anchors.device)).flatten(1)
         cos, sin = (table[places][:, None] for table in tables)
         ccos, csin = (table[:s] for table in tables)

@@ -69,4 +69,4 @@ class Optimiser:
             group["lr"] = rate
         self.muon.step(rate)
         self.adam.step()
-        self.model.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=False)

@@ -1,4 +1,6 @@
-"""Makes the built-in pair from nothing: `python -m methods.checkpoints.recipe --out FOLDER` (one GPU, 8 minutes).
+"""Makes a built-in pair from nothing: `python -m methods.checkpoints.recipe --out FOLDER` (one GPU, 8 minutes).
+
+`--pair tiny_hybrid` makes the hybrid one, with the first pair's tokenizer and text.
 
 Steps: tokenizer and held-out prompts (skipped where they exist), corpus in worker processes beside the target's
 training, the target's own text, the drafter, the evaluation. `--toy` runs every step in a minute on a CPU.
@@ -20,6 +22,7 @@ import torch
 from methods.checkpoints.recipe import evaluation, generation, heldout, tokenizer
 from methods.checkpoints.recipe.corpus import Plan, write_shards
 from methods.checkpoints.recipe.folders import load_drafter, load_target, save_drafter, save_target
+from methods.checkpoints.recipe.shapes import PAIRS
 from methods.checkpoints.recipe.training import Budget, Machine, train_drafter, train_target
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,6 +41,7 @@ def _data(plan: Plan, folder: Path, prompts: int, workers: int) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m methods.checkpoints.recipe", description=__doc__)
+    parser.add_argument("--pair", choices=list(PAIRS), default="tiny")
     parser.add_argument(
         "--out", type=Path, required=True, help="where target/, drafter/ and evaluation.json are written"
     )
@@ -54,7 +58,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--answer-seconds", type=float, default=60.0, help="at most, for the self-generated text")
     parser.add_argument(
-        "--evaluate", type=int, default=96, help="generated held-out prompts a type, beside the built-in ones"
+        "--evaluate",
+        type=int,
+        default=96,
+        help="generated held-out prompts a type, beside the built-in ones; 0: measure later",
     )
     parser.add_argument("--target", type=Path, help="a trained target's folder: train the drafter alone")
     parser.add_argument("--only-measure", action="store_true", help="evaluate the pair that lies in --out, no more")
@@ -73,7 +80,8 @@ def main() -> None:
     if not (options.held_out / "chat.jsonl").exists():
         heldout.write(options.held_out, words)
     cuda = torch.cuda.is_available()
-    torch.set_float32_matmul_precision("highest")
+    # Float32 products are the delta rule's; its training bears TF32. What is measured is IEEE.
+    torch.set_float32_matmul_precision("high")
     if cuda:
         # cuDNN's attention plans anew for every shape; the flash kernel does not.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -96,11 +104,12 @@ def main() -> None:
         target = load_target(options.target)
     else:
         budget = Budget(options.target_steps, options.target_seconds, options.rate, batch)
-        target = train_target(plan, options.work, machine, budget)
-    save_target(target, options.out / "target")
+        target = train_target(PAIRS[options.pair].target, plan, options.work, machine, budget)
+    save_target(target, options.out / "target", options.tokenizer)
     data.join()
     draft(options, plan, machine, Budget(options.drafter_steps, options.drafter_seconds, options.rate * 0.6, batch, 2))
-    measure(options, machine.device, words)
+    if options.evaluate:
+        measure(options, machine.device, words)
 
 
 def draft(options: argparse.Namespace, plan: Plan, machine: Machine, budget: Budget) -> None:
@@ -113,11 +122,13 @@ def draft(options: argparse.Namespace, plan: Plan, machine: Machine, budget: Bud
     made = sum(len(ids) - n for ids, n in samples) / 1e6
     spent = time.monotonic() - start
     print(f"self-generated: {len(samples)} answers, {made:.2f}M tokens, {spent:.1f} s", flush=True)
-    save_drafter(train_drafter(target, samples, machine, budget, plan.seed), options.out / "drafter")
+    drafter = train_drafter(PAIRS[options.pair], target, samples, machine, budget, plan.seed)
+    save_drafter(drafter, options.out / "drafter", target.shape.layers)
 
 
 def measure(options: argparse.Namespace, device: str, words: Any) -> None:
     """Evaluates the saved pair on the built-in prompts, then on more held-out ones, and writes evaluation.json."""
+    torch.set_float32_matmul_precision("highest")
     start = time.monotonic()
     target = load_target(options.out / "target").to(device)
     drafter = load_drafter(options.out / "drafter").to(device)

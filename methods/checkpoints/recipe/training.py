@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods.checkpoints.recipe.batches import Pools, Rows, ahead, pad
+from methods.checkpoints.recipe.captured import Captured
 from methods.checkpoints.recipe.corpus import Plan, read_shard
-from methods.checkpoints.recipe.model import BLOCK, Drafter, Target, rope
+from methods.checkpoints.recipe.model import Drafter, Target
 from methods.checkpoints.recipe.optimiser import Optimiser
+from methods.checkpoints.recipe.parts import BLOCK, rope
+from methods.checkpoints.recipe.shapes import Pair, Shape
 from methods.checkpoints.recipe.tokenizer import MASK_ID
 
 T = TypeVar("T")
@@ -82,12 +85,23 @@ def _next_token_loss(hidden: Tensor, table: Tensor, labels: Tensor, weight: Tens
     return (F.cross_entropy(logits, labels, reduction="none") * weight).sum()
 
 
-def train_target(plan: Plan, folder: Path, machine: Machine, budget: Budget, prompt_weight: float = 0.1) -> Target:
+def train_target(
+    shape: Shape, plan: Plan, folder: Path, machine: Machine, budget: Budget, prompt_weight: float = 0.1
+) -> Target:
     """The target, trained on every token with an assistant's words weighted ten times a prompt's."""
     torch.manual_seed(plan.seed)
-    model = Target().to(machine.device)
+    model = Target(shape).to(machine.device)
     tables = rope(model.shape, machine.device)
     optimiser = Optimiser(model, budget.rate)
+
+    def work(ids: Tensor, weight: Tensor) -> Tensor:
+        hidden, _ = model(ids, tables, machine.dtype)
+        labels, shares = ids[:, 1:].flatten(), weight[:, 1:].flatten()
+        loss = _next_token_loss(hidden[:, :-1].flatten(0, 1), model.embed_tokens.weight, labels, shares)
+        loss.backward()
+        return loss.detach()
+
+    captured = Captured(model, work)
     start, tokens, losses, step = time.monotonic(), 0, [], 0
     steps = ahead(lambda: _grouped(_text(plan, folder, budget.batch, prompt_weight), budget.batches))
     for step, parts in enumerate(steps):
@@ -98,15 +112,7 @@ def train_target(plan: Plan, folder: Path, machine: Machine, budget: Budget, pro
         for part in parts:
             tokens += int(part.lengths.sum())
             rows = machine.rows(part)
-            hidden, _ = model(rows.ids, tables, machine.dtype)
-            loss = _next_token_loss(
-                hidden[:, :-1].flatten(0, 1),
-                model.embed_tokens.weight,
-                rows.ids[:, 1:].flatten(),
-                rows.weight[:, 1:].flatten(),
-            )
-            (loss / total).backward()
-            losses.append(loss.detach() / total)
+            losses.append(captured(rows.ids, rows.weight / total))
         optimiser.step(step, done)
         if step % 250 == 0:
             recent = float(torch.stack(losses).sum()) * len(parts) / len(losses)
@@ -144,25 +150,37 @@ def block_inputs(target: Target, ids: Tensor, anchors: Tensor, dtype: torch.dtyp
     return target.embed(tokens, dtype)
 
 
-def draft_labels(rows: Rows, anchors: Tensor) -> tuple[Tensor, Tensor]:
+def draft_labels(ids: Tensor, lengths: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens that the slots 1..15 are to predict [B, A, 15] and their loss weights (0 behind the end)."""
     ahead_by = torch.arange(1, BLOCK, device=anchors.device)
     places = anchors[..., None] + ahead_by
-    inside = places < rows.lengths[:, None, None]
-    labels = rows.ids.gather(1, places.clamp(max=rows.ids.shape[1] - 1).flatten(1)).view_as(places)
+    inside = places < lengths[:, None, None]
+    labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
     return labels, torch.exp(-(ahead_by - 1) / GAMMA) * inside
 
 
 def train_drafter(
-    target: Target, samples: list[Sample], machine: Machine, budget: Budget, seed: int, anchors: int = 32
+    pair: Pair, target: Target, samples: list[Sample], machine: Machine, budget: Budget, seed: int, anchors: int = 32
 ) -> Drafter:
     """The drafter, trained with the frozen target's features on random blocks of the target's own answers."""
     torch.manual_seed(seed + 1)
-    model = Drafter().to(machine.device)
+    model = Drafter(pair.drafter, pair.features).to(machine.device)
     target.requires_grad_(False)
-    tables = rope(target.shape, machine.device)
+    tables, own_tables = rope(target.shape, machine.device), rope(model.shape, machine.device)
     table = target.embed_tokens.weight
     optimiser = Optimiser(model, budget.rate)
+
+    def work(ids: Tensor, lengths: Tensor, at: Tensor, share: Tensor) -> Tensor:
+        with torch.no_grad():
+            _, outputs = target(ids, tables, machine.dtype)
+        hidden = model(outputs, block_inputs(target, ids, at, machine.dtype), at, own_tables)
+        labels, weight = draft_labels(ids, lengths, at)
+        loss = _next_token_loss(hidden[:, :, 1:].flatten(0, 2), table, labels.flatten(), weight.flatten())
+        loss = loss / weight.sum().clamp(min=1) * share
+        loss.backward()
+        return loss.detach()
+
+    captured = Captured(model, work)
     start, losses, step, seen = time.monotonic(), [], 0, 0
     steps = ahead(lambda: _grouped(_anchored(samples, budget, anchors, seed), budget.batches))
     for step, parts in enumerate(steps):
@@ -173,14 +191,8 @@ def train_drafter(
         seen += share
         for part, places in parts:
             rows, at = machine.rows(part), places.to(machine.device)
-            with torch.no_grad():
-                _, features = target(rows.ids, tables, machine.dtype)
-            hidden = model(features, block_inputs(target, rows.ids, at, machine.dtype), at, tables)
-            labels, weight = draft_labels(rows, at)
-            loss = _next_token_loss(hidden[:, :, 1:].flatten(0, 2), table, labels.flatten(), weight.flatten())
-            scaled = loss / weight.sum().clamp(min=1) * (part.ids.shape[0] / share)
-            scaled.backward()
-            losses.append(scaled.detach())
+            own = torch.full((), part.ids.shape[0] / share, device=machine.device)
+            losses.append(captured(rows.ids, rows.lengths, at, own))
         optimiser.step(step, done)
         if step % 250 == 0:
             recent = float(torch.stack(losses).sum()) * len(parts) / len(losses)
