@@ -72,14 +72,13 @@ class Bench:
 
     def commit(self, draft: tree.Tree) -> None:
         """The path to the deepest node: no choice of the target's own would follow a random draft that far."""
-        row = draft.depths_n.argmax()
-        depth = draft.depths_n[row]
-        path = [row]
+        path = [draft.depths_n.argmax(dim=0, keepdim=True)]
         for _ in range(DEPTH):
             path.append(draft.parents_n[path[-1]])
+        depth = draft.depths_n[path[0]]
         steps = torch.arange(DEPTH + 1, device=self.device)
-        path_d = torch.where(steps <= depth, torch.stack(path)[(depth - steps).clamp_min(0)], 0)
-        self.target.commit(self.start, path_d, depth)
+        path_d = torch.where(steps <= depth, torch.cat(path)[(depth - steps).clamp_min(0)], 0)
+        self.target.commit(self.start, path_d, depth[0])
 
     def recurrent(self, draft: tree.Tree) -> Callable[[], None]:
         """The delta rule alone, as often as the model has such layers."""

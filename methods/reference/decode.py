@@ -39,6 +39,7 @@ class Decoder:
             features = torch.zeros(shape, dtype=target.dtype, device=self.device)
         self._state = State.empty(self.device, target.cache.slots, self.block_size, features)
         self._runners: dict[tuple[Method, Sampling], Runner] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None  # graphs run one at a time
 
     @torch.inference_mode()
     def generate(
@@ -79,7 +80,7 @@ class Decoder:
         key = method, replace(how, seed=0)
         if key not in self._runners:
             cycle = self.cycle_type(self.target, self.drafter, self._state, method, key[1])
-            self._runners[key] = Runner(cycle, self.device)
+            self._runners[key] = Runner(cycle, self.device, self._pool)
         return self._runners[key]
 
     def _prefill(self, method: Method, request: Request) -> list[Chunk]:

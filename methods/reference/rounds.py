@@ -11,7 +11,6 @@ Shape letters: n rows of the verify pass, d depths 0 … the deepest a node can 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -120,8 +119,8 @@ class Cycle:
 class Runner:
     """Runs a round again and again: as calls on a CPU, as CUDA graphs on a GPU."""
 
-    def __init__(self, cycle: Cycle, device: torch.device) -> None:
-        self.cycle = cycle
+    def __init__(self, cycle: Cycle, device: torch.device, pool: Any) -> None:
+        self.cycle, self._pool = cycle, pool
         self._on_gpu = device.type == "cuda"
         self._graphs: dict[tuple[str, ...], torch.cuda.CUDAGraph] = {}
 
@@ -151,7 +150,7 @@ class Runner:
         if part[0] == STAGES[0]:
             self._warm(seen)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             for name in part:
                 self.cycle.stage(name, seen)
         return graph
@@ -165,9 +164,3 @@ class Runner:
                 for name in STAGES:
                     self.cycle.stage(name, seen)
         torch.cuda.current_stream().wait_stream(stream)
-
-
-@cache
-def _pool() -> Any:
-    """One memory pool for all graphs: they never run at the same time."""
-    return torch.cuda.graph_pool_handle()

@@ -82,7 +82,7 @@ class State:
             tokens_d: after depth d comes the target's choice: a node's token, or, at depth `accepted`, the bonus.
         """
         depths_d = torch.arange(len(tokens_d), device=tokens_d.device)
-        stops_d = torch.isin(tokens_d, self.stop_ids) & (depths_d <= accepted)
+        stops_d = (tokens_d[:, None] == self.stop_ids).any(dim=1) & (depths_d <= accepted)  # torch.isin waits
         until_stop = torch.where(stops_d, depths_d, len(depths_d)).amin() + 1
         emitted = torch.minimum(torch.minimum(accepted + 1, until_stop), self.limit - self.written)
         emitted = torch.where(self.finished, 0, emitted)
@@ -94,7 +94,7 @@ class State:
         self.output.index_copy_(0, self.written + depths_d, tokens_d)
         self.written.add_(emitted)
         self.finished.logical_or_(stopped | (self.written == self.limit))
-        self.root.copy_(tokens_d[accepted])
+        self.root.copy_(tokens_d.index_select(0, accepted[None])[0])  # [accepted] would read it on the host
         self.root_at.add_(torch.where(self.finished, 0, accepted + 1))
 
 

@@ -227,7 +227,7 @@ def walk(tree: Tree, visible_nn: Tensor, choices_n: Tensor, depth_limit: int) ->
     A row is accepted when its token is what the target chose after its parent, and so for all its ancestors.
     """
     matches_n = tree.valid_n & (tree.tokens_n == choices_n[tree.parents_n])
-    matches_n[0] = True
+    matches_n[:1].fill_(True)
     accepted_n = ~(visible_nn & ~matches_n).any(dim=1)
     rows = torch.arange(len(matches_n), device=matches_n.device)
     place_n = torch.where(accepted_n, tree.depths_n, depth_limit + 1)  # siblings differ: one row a depth at most
