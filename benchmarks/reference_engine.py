@@ -20,11 +20,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import start_processes
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 
 from methods.autoregressive import Autoregressive
 from methods.base import EngineSpec, Method, ModelSpec, Request, Sampling

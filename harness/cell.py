@@ -196,13 +196,15 @@ def ask_timed(worker: Worker, questions: Questions) -> None:
 def ask_profiled(worker: Worker, questions: Questions) -> None:
     """The pass whose stages are timed, which costs synchronisation: none of its times is a headline. It is warmed
     here, so that an arm which cannot be profiled fails once its timed requests are done."""
-    worker.events.send(Event("stage", text="timing the stages"))
-    asked = {arm for step in worker.sitting.profile for arm in step.arms}
+    steps = worker.sitting.profile
+    text = "looking into rounds" if worker.sitting.settings.inspect.wanted else "timing the stages"
+    worker.events.send(Event("stage", total=sum(len(step.arms) for step in steps), text=text))
+    asked = {arm for step in steps for arm in step.arms}
     for method in worker.sitting.methods:
         if method.arm in asked:
             for question in questions.warmup[:1]:
                 worker.answer(method, question, "warmup", repeat=1, profile=True)
-    _ask(worker, questions, worker.sitting.profile, "profile")
+    _ask(worker, questions, steps, "profile")
 
 
 def _ask(worker: Worker, questions: Questions, steps: tuple[Step, ...], phase: Phase) -> None:
@@ -235,6 +237,7 @@ def _done(method: Method, generation: Generation, phase: Phase) -> Event:
         "done",
         method.arm,
         timed=phase == "timed",
+        counted=phase in ("timed", "profile"),
         tokens=len(generation.output_ids),
         decode_s=generation.decode_s,
         rounds=len(uncut),

@@ -71,11 +71,15 @@ class Progress:
     def take(self, event: Event) -> None:
         if event.kind == "stage":
             self.stage = event.text
+            if event.total:
+                self.done, self.total, self._first = 0, event.total, None
         elif event.arm is not None:
             self.arm = event.arm
-        if event.kind == "done" and event.timed:
-            self.stage, self.done = "", self.done + 1
+        if event.kind == "done" and event.counted:
+            self.done += 1
             self._first = self._first or time.monotonic() - event.decode_s
+        if event.kind == "done" and event.timed:
+            self.stage = ""
             self.rates.setdefault(self.arm, _Rate()).add(event)
 
     def show(self) -> None:

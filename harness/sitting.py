@@ -77,16 +77,19 @@ def _steps(content: list[Any]) -> tuple[Step, ...]:
 @dataclass(frozen=True)
 class Event:
     """One line from the cell's process. `started`: a request of `arm` is in flight. `done`: it is on disk, with
-    its counts. `stage`: what the process is busy with (`text`). `unfit`: `arm` does not fit in memory, and `text` says
+    its counts. `stage`: what the process is busy with (`text`), and how many requests that takes where they are counted
+    (`total`). `unfit`: `arm` does not fit in memory, and `text` says
     by how much. `failed`, `refused`: why it ends (`text`)."""
 
     kind: Literal["stage", "started", "done", "unfit", "failed", "refused"]
     arm: str | None = None
     timed: bool = False
+    counted: bool = False
     tokens: int = 0
     decode_s: float = 0.0
     rounds: int = 0
     accepted: int = 0
+    total: int = 0
     text: str = ""
 
     def line(self) -> bytes:
