@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from methods.reference import tree
-from methods.reference.attention import Ancestry, View
+from methods.reference.attention import Ancestry, Place
 from methods.reference.config import target_config
 from methods.reference.gated_delta import GatedDeltaNet, Lineage, Recurrence, delta_rule
 from methods.reference.loading import Weights
@@ -183,7 +183,7 @@ class Judge:
 
     def forward(self, x: torch.Tensor, parents: list[int], lineage: Lineage | None = None) -> torch.Tensor:
         none = torch.zeros(0)
-        view = View((none, none), none, none, lineage or Lineage.of(ancestry(parents), 4))
+        view = Place(none, none, lineage or Lineage.of(ancestry(parents), 4))
         out = self.layer(x, view, self.memory)
         for layer in self.recurrence.layers[1:]:
             layer.pending = self.memory.pending

@@ -50,11 +50,13 @@ class Rotary:
         frequencies = torch.tensor(rope.frequencies(size), dtype=torch.float64)
         angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies.float()
         angles = torch.cat([angles, angles], dim=-1)
-        self._cos, self._sin = (table.to(device, dtype) for table in (angles.cos(), angles.sin()))
+        cos, sin = (table.to(device, dtype) for table in (angles.cos(), angles.sin()))
+        self.tables = cos, sin
 
     def at(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of each position, [n, 1, d]: one row for all heads."""
-        return self._cos[positions_n, None], self._sin[positions_n, None]
+        cos, sin = self.tables
+        return cos[positions_n, None], sin[positions_n, None]
 
 
 def rotate(x_nhd: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -68,21 +70,32 @@ def rotate(x_nhd: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 class Ancestry(NamedTuple):
     """How the rows of one pass descend from each other: row 0 is its own parent, a row sees itself and its ancestors
-    (bool [n, n], row by query)."""
+    (bool [n, n], row by query). The kernels read the same as `words`, or know it of a chain."""
 
     parents_n: Tensor
-    visible_nn: Tensor
+    visible_nn: Tensor | None
+    words: Tensor | None = None
+    chain: bool = False
 
 
 @dataclass(frozen=True)
-class View:
-    """What the rows of one pass see: where they are written, an additive mask over the slots, and, for gated delta net
-    layers, their lineage."""
+class Place:
+    """Where the rows of one pass are: in slots from `start` (0-dim int64) on, at positions of the text, and, for gated
+    delta net layers, in which lineage."""
+
+    start: Tensor
+    positions_n: Tensor
+    lineage: Lineage | None
+
+
+@dataclass(frozen=True)
+class View(Place):
+    """What the rows see, as the plain path reads it: the angles of their positions, their slots, and an additive mask
+    over the slots."""
 
     rotary: tuple[Tensor, Tensor]
     slots_n: Tensor
     mask_ns: Tensor
-    lineage: Lineage | None = None
 
 
 def visible(start: Tensor, visible_nn: Tensor, seen: int) -> Tensor:
@@ -108,34 +121,47 @@ class Attention:
         queries = 2 * config.heads if config.gated_query else config.heads
         rows = {"q": queries * d, "k": config.kv_heads * d, "v": config.kv_heads * d}
         parts = [weights.tensor(f"{prefix}.{name}_proj.weight", (size, hidden), split=0) for name, size in rows.items()]
-        self._queries, self._gated = len(parts[0]) // d, config.gated_query
-        self._qkv = torch.cat(parts)
+        self._queries, self.gated = len(parts[0]) // d, config.gated_query
+        self.heads = self._queries // 2 if self.gated else self._queries
+        self.qkv = torch.cat(parts)
         self._qkv_bias = None
         if config.qkv_bias:
             biases = [weights.tensor(f"{prefix}.{name}_proj.bias", (size,), split=0) for name, size in rows.items()]
             self._qkv_bias = torch.cat(biases)
-        self._out = weights.tensor(f"{prefix}.o_proj.weight", (hidden, config.heads * d), split=1)
+        self.out = weights.tensor(f"{prefix}.o_proj.weight", (hidden, config.heads * d), split=1)
         self._out_bias = weights.tensor(f"{prefix}.o_proj.bias", (hidden,)) if config.output_bias else None
         self._first_rank = weights.group.rank == 0
-        self._norms = None
+        self._norms: tuple[Norm, ...] = ()
         if config.qk_norm:
             self._norms = tuple(Norm(config, weights, f"{prefix}.{name}_norm.weight", d) for name in "qk")
         self._d, self._kv_heads = d, config.kv_heads // weights.group.size
 
+    @property
+    def key_value(self) -> Tensor:
+        """The weight's rows that make keys and values."""
+        return self.qkv[self._queries * self._d :]
+
+    @property
+    def head_norms(self) -> tuple[tuple[Tensor, Tensor] | None, float]:
+        """The factors of the queries' and the keys' norm, if there are such norms, and their ε."""
+        if not self._norms:
+            return None, 0.0
+        (query, eps), (key, _) = (norm.scale for norm in self._norms)
+        return (query, key), eps
+
     def store(self, x_nh: Tensor, view: View, cache_kv: Tensor) -> None:
         """Write keys and values of rows that ask nothing themselves (a drafter's context)."""
-        rest = slice(self._queries * self._d, None)
-        bias = None if self._qkv_bias is None else self._qkv_bias[rest]
-        key, value = F.linear(x_nh, self._qkv[rest], bias).unflatten(-1, (-1, self._d)).chunk(2, dim=1)
+        bias = None if self._qkv_bias is None else self._qkv_bias[self._queries * self._d :]
+        key, value = F.linear(x_nh, self.key_value, bias).unflatten(-1, (-1, self._d)).chunk(2, dim=1)
         self._write(key, value, view, cache_kv)
 
     def __call__(self, x_nh: Tensor, view: View, cache_kv: Tensor) -> Tensor:
         """Attend over the cache, the rows themselves included. [n, hidden] → [n, hidden], this rank's part."""
         n = len(x_nh)
-        mixed = F.linear(x_nh, self._qkv, self._qkv_bias).unflatten(-1, (-1, self._d))
+        mixed = F.linear(x_nh, self.qkv, self._qkv_bias).unflatten(-1, (-1, self._d))
         query, key, value = mixed.split([self._queries, self._kv_heads, self._kv_heads], dim=1)
         self._write(key, value, view, cache_kv)
-        if self._gated:
+        if self.gated:
             query, gate = query.unflatten(1, (-1, 2)).unbind(2)
         if self._norms:
             query = self._norms[0](query)
@@ -146,9 +172,9 @@ class Attention:
         keys, values = cache_kv[0, None, :, :seen], cache_kv[1, None, :, :seen]
         attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
         joined = attended.view(self._kv_heads, groups, n, self._d).permute(2, 0, 1, 3).reshape(n, -1)
-        if self._gated:
+        if self.gated:
             joined = joined * torch.sigmoid(gate).flatten(1)
-        return F.linear(joined, self._out, self._out_bias if self._first_rank else None)
+        return F.linear(joined, self.out, self._out_bias if self._first_rank else None)
 
     def _write(self, key_nhd: Tensor, value_nhd: Tensor, view: View, cache_kv: Tensor) -> None:
         if self._norms:

@@ -19,7 +19,7 @@ from methods.reference.attention import Attention, Cache, Rotary, View, additive
 from methods.reference.config import DrafterConfig, LayerAttention
 from methods.reference.loading import Weights
 from methods.reference.norm import Norm
-from methods.reference.target import Layer
+from methods.reference.target import Layer, fast_stack
 
 
 class Drafter:
@@ -37,16 +37,21 @@ class Drafter:
         self._norm = Norm(shape, weights, "norm.weight", shape.hidden)
         self.cache = Cache(shape, slots, weights.group, weights.device, weights.dtype)
         self._rotary = Rotary(shape.rope, shape.rotary_dim, slots, weights.device, weights.dtype)
+        self._stack = fast_stack(shape, self._layers, self._norm, self._rotary, weights, config.attention)
 
     def extend(self, features_cf: Tensor, start: Tensor) -> None:
         """Add context: the target's features [c, f] of positions start … start + c − 1 (0-dim int64).
 
         Rows beyond those committed may be passed as well: they are overwritten before anything sees them.
         """
-        projected = self.group.sum(F.linear(features_cf[:, self._feature_share], self._fc))
-        context = self._context_norm(projected)
-        slots = start + torch.arange(len(context), device=self.device)
-        view = View(self._rotary.at(slots), slots, slots)
+        slots = start + torch.arange(len(features_cf), device=self.device)
+        share_cf = features_cf[:, self._feature_share]
+        if self._stack is not None:
+            projected = self.group.sum(self._stack.product(share_cf, self._fc))
+            self._stack.store(self._context_norm(projected), self._stack.place(start, slots), list(self.cache.data))
+            return
+        context = self._context_norm(self.group.sum(F.linear(share_cf, self._fc)))
+        view = View(start, slots, None, self._rotary.at(slots), slots, slots)
         for index, mixer in enumerate(self._mixers):
             mixer.store(context, view, self.cache.data[index])
 
@@ -58,12 +63,14 @@ class Drafter:
             seen: how many slots any row may look at; at least start + b.
         """
         x_bh, slots = embedded_bh, start + torch.arange(len(embedded_bh), device=self.device)
+        if self._stack is not None:
+            return self._stack(x_bh, self._stack.place(start, slots), list(self.cache.data))[0]
         rotary = self._rotary.at(slots)
         masks: dict[LayerAttention, Tensor] = {}
         for index, (layer, attention) in enumerate(zip(self._layers, self.config.attention, strict=True)):
             if attention not in masks:
                 masks[attention] = self._mask(attention, start, slots, seen)
-            x_bh = layer(x_bh, View(rotary, slots, masks[attention]), self.cache.data[index])
+            x_bh = layer(x_bh, View(start, slots, None, rotary, slots, masks[attention]), self.cache.data[index])
         return self._norm(x_bh)
 
     def _mask(self, attention: LayerAttention, start: Tensor, slots_b: Tensor, seen: int) -> Tensor:

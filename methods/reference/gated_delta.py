@@ -35,7 +35,7 @@ from methods.reference.loading import Weights
 from methods.reference.parallel import Group
 
 if TYPE_CHECKING:
-    from methods.reference.attention import Ancestry, View
+    from methods.reference.attention import Ancestry, Place
 
 L2_EPS = 1e-6
 BLOCK = 128  # rows of one triangular solve
@@ -55,6 +55,7 @@ class Lineage(NamedTuple):
     @staticmethod
     def of(ancestry: Ancestry, kernel: int) -> Lineage:
         parents_n, window = ancestry.parents_n, kernel - 1
+        assert ancestry.visible_nn is not None
         before_s = torch.arange(-1, window + len(parents_n) - 1, device=parents_n.device)
         before_s[window + 1 :] = window + parents_n[1:]
         taps = [torch.arange(window, window + len(parents_n), device=parents_n.device)]
@@ -210,9 +211,9 @@ class GatedDeltaNet:
         self._norm = weights.tensor(f"{prefix}.norm.weight", (shape.value_dim,), dtype=torch.float32)
         self._out = weights.tensor(f"{prefix}.out_proj.weight", (config.hidden, values), split=1)
 
-    def __call__(self, x_nh: Tensor, view: View, memory: Memory) -> Tensor:
+    def __call__(self, x_nh: Tensor, place: Place, memory: Memory) -> Tensor:
         """[n, hidden] → [n, hidden], this rank's part. The memory is read; what the rows did to it stays pending."""
-        shape, lineage = self._shape, view.lineage
+        shape, lineage = self._shape, place.lineage
         assert lineage is not None
         keys, heads = self._heads * shape.key_dim, (self._heads, self._values)
         values = self._heads * self._values * shape.value_dim

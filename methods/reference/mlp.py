@@ -20,7 +20,7 @@ class GatedMLP:
 
     def __init__(self, config: TransformerConfig, weights: Weights, prefix: str, wide: int) -> None:
         hidden = config.hidden
-        self._gate_up = torch.cat(
+        self.gate_up = torch.cat(
             [weights.tensor(f"{prefix}.{name}_proj.weight", (wide, hidden), split=0) for name in ("gate", "up")]
         )
         self._gate_up_bias = self._down_bias = None
@@ -28,12 +28,12 @@ class GatedMLP:
             biases = [weights.tensor(f"{prefix}.{name}_proj.bias", (wide,), split=0) for name in ("gate", "up")]
             self._gate_up_bias = torch.cat(biases)
             self._down_bias = weights.tensor(f"{prefix}.down_proj.bias", (hidden,))
-        self._down = weights.tensor(f"{prefix}.down_proj.weight", (hidden, wide), split=1)
+        self.down = weights.tensor(f"{prefix}.down_proj.weight", (hidden, wide), split=1)
         self._first_rank = weights.group.rank == 0
 
     def __call__(self, x_nh: Tensor) -> Tensor:
-        gate, up = F.linear(x_nh, self._gate_up, self._gate_up_bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self._down, self._down_bias if self._first_rank else None)
+        gate, up = F.linear(x_nh, self.gate_up, self._gate_up_bias).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.down, self._down_bias if self._first_rank else None)
 
 
 class SparseMLP:

@@ -20,5 +20,10 @@ class Norm:
         else:
             self._weight = weights.tensor(name, self._shape)
 
+    @property
+    def scale(self) -> tuple[Tensor, float]:
+        """The factors [size], and ε."""
+        return self._weight, self._eps
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.to(self._weight.dtype), self._shape, self._weight, self._eps).to(x.dtype)

@@ -45,7 +45,7 @@ def read(
     for offset in range(0, len(tokens), rows):
         part = text[offset : offset + rows]
         rows_c = torch.arange(len(part), device=target.device)
-        chain = Ancestry((rows_c - 1).clamp_min(0), rows_c[:, None] >= rows_c)
+        chain = Ancestry((rows_c - 1).clamp_min(0), rows_c[:, None] >= rows_c, chain=True)
         first, seen = rows_c[0] + start + offset, min(up(start + offset + len(part), SEEN_STEP), target.cache.slots)
         chunk = Chunk(offset, *target.forward(part, target.view(first, first + rows_c, chain, seen), feature_layers))
         target.commit(first, rows_c, rows_c[-1])

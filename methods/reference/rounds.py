@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Method, Sampling
-from methods.reference import sampling, tree
+from methods.reference import kernels, sampling, tree
 from methods.reference.attention import Ancestry
 from methods.reference.clock import STAGES, StageClock
 from methods.reference.drafter import Drafter
@@ -33,7 +33,7 @@ class Cycle:
 
     candidates: tree.Candidates | None
     draft: tree.Tree
-    visible_nn: Tensor
+    ancestry: Ancestry
     choices_n: Tensor
     features_nf: Tensor | None
     walk: tree.Walk
@@ -86,12 +86,11 @@ class Cycle:
 
     def _build(self, seen: int) -> None:
         self.draft = self._method.build(self.candidates, self._state.root)
-        self.visible_nn = tree.visibility(self.draft.parents_n, self._depth_limit)
+        self.ancestry = self._target.descent(self.draft.parents_n, self._depth_limit)
 
     def _verify(self, seen: int) -> None:
         state, target, draft = self._state, self._target, self.draft
-        ancestry = Ancestry(draft.parents_n, self.visible_nn)
-        view = target.view(state.root_at, tree.positions(draft, state.root_at), ancestry, seen)
+        view = target.view(state.root_at, tree.positions(draft, state.root_at), self.ancestry, seen)
         hidden_nh, self.features_nf = target.forward(draft.tokens_n, view, self._layers)
         self.choices_n = self.choose(target.logits(hidden_nh))
 
@@ -104,7 +103,7 @@ class Cycle:
 
     def _commit(self, seen: int) -> None:
         state, target = self._state, self._target
-        walk = self.walk = tree.walk(self.draft, self.visible_nn, self.choices_n, self._depth_limit)
+        walk = self.walk = self._walked()
         if target.group.size > 1:
             seen_trees = tree.checksum(self.draft, state.checksum)
             state.checksum.copy_(torch.where(state.finished, state.checksum, seen_trees))
@@ -114,6 +113,14 @@ class Cycle:
             state.features.copy_(self.features_nf[walk.path_d])
             state.features_at.copy_(state.root_at)
         state.emit(self.choices_n[walk.path_d], walk.accepted)
+
+    def _walked(self) -> tree.Walk:
+        if kernels.usable(self._target.device):
+            from methods.reference.kernels.walk import walk
+
+            return walk(self.draft, self.choices_n, self._depth_limit)
+        assert self.ancestry.visible_nn is not None
+        return tree.walk(self.draft, self.ancestry.visible_nn, self.choices_n, self._depth_limit)
 
 
 class Runner:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Request, Sampling
+from methods.reference import kernels
 from methods.reference.parallel import Group, Vocabulary
 from methods.reference.tree import Candidates
 
@@ -84,6 +85,10 @@ def candidates(logits_rv: Tensor, k: int, vocabulary: Vocabulary) -> Candidates:
     Args:
         logits_rv: this rank's logits, in the model's dtype; padding is −inf.
     """
+    if kernels.usable(logits_rv.device):
+        from methods.reference.kernels import vocabulary as fast
+
+        return fast.candidates(logits_rv, k, vocabulary)
     logits_rv = logits_rv.float()
     k = min(k, vocabulary.size)
     local = keys(logits_rv, vocabulary.ids(logits_rv.device)).topk(min(k, logits_rv.shape[-1]), dim=-1).values
@@ -176,6 +181,11 @@ def choose(
         noise: the request's `noise_key`, a number or a 0-dim int64.
         depths_r: each row's depth, at most `depth_limit`: the token after it has output position first + depth.
     """
+    if kernels.usable(logits_rv.device):
+        from methods.reference.kernels import choice as fast
+
+        key = noise if isinstance(noise, Tensor) else torch.tensor(noise, device=logits_rv.device)
+        return fast.choose(logits_rv, first, depths_r, sampling, key, depth_limit, vocabulary)
     if sampling.temperature == 0:
         return best(logits_rv, vocabulary)
     places_t = first + torch.arange(depth_limit + 1, device=first.device)

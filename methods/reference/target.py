@@ -8,21 +8,25 @@ number of slots seen alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.reference.attention import Ancestry, Attention, Cache, Rotary, View, additive, visible
-from methods.reference.config import ATTENTION, TransformerConfig
+from methods.reference import kernels, tree
+from methods.reference.attention import Ancestry, Attention, Cache, Place, Rotary, View, additive, visible
+from methods.reference.config import ATTENTION, LayerAttention, TransformerConfig
 from methods.reference.gated_delta import GatedDeltaNet, Lineage, Recurrence
 from methods.reference.loading import Weights
 from methods.reference.mlp import GatedMLP, SparseMLP
 from methods.reference.norm import Norm
 from methods.reference.parallel import Vocabulary
 
-Mixer = Callable[[Tensor, View, Any], Tensor]
+if TYPE_CHECKING:
+    from methods.reference.kernels.stack import Stack
+
+Mixer = Callable[[Tensor, Any, Any], Tensor]
 
 
 class Layer:
@@ -31,19 +35,19 @@ class Layer:
     def __init__(
         self, config: TransformerConfig, weights: Weights, prefix: str, mixer: Mixer, *, sparse: bool = False
     ) -> None:
-        self._group, self._mixer = weights.group, mixer
-        self._mixer_norm = Norm(config, weights, f"{prefix}.input_layernorm.weight", config.hidden)
-        self._mlp_norm = Norm(config, weights, f"{prefix}.post_attention_layernorm.weight", config.hidden)
-        self._mlp: GatedMLP | SparseMLP
+        self._group, self.mixer = weights.group, mixer
+        self.mixer_norm = Norm(config, weights, f"{prefix}.input_layernorm.weight", config.hidden)
+        self.mlp_norm = Norm(config, weights, f"{prefix}.post_attention_layernorm.weight", config.hidden)
+        self.mlp: GatedMLP | SparseMLP
         if sparse and config.experts:
-            self._mlp = SparseMLP(config, config.experts, weights, f"{prefix}.mlp")
+            self.mlp = SparseMLP(config, config.experts, weights, f"{prefix}.mlp")
         else:
-            self._mlp = GatedMLP(config, weights, f"{prefix}.mlp", config.intermediate)
+            self.mlp = GatedMLP(config, weights, f"{prefix}.mlp", config.intermediate)
 
-    def __call__(self, x_nh: Tensor, view: View, memory: Any) -> Tensor:
+    def __call__(self, x_nh: Tensor, view: Place, memory: Any) -> Tensor:
         """`memory` is what the mixer reads of the text before: keys and values, or a recurrent state."""
-        x_nh = x_nh + self._group.sum(self._mixer(self._mixer_norm(x_nh), view, memory))
-        return x_nh + self._group.sum(self._mlp(self._mlp_norm(x_nh)))
+        x_nh = x_nh + self._group.sum(self.mixer(self.mixer_norm(x_nh), view, memory))
+        return x_nh + self._group.sum(self.mlp(self.mlp_norm(x_nh)))
 
 
 class Target:
@@ -65,6 +69,7 @@ class Target:
         caches, states = iter(self.cache.data), iter(self._recurrence.layers if self._recurrence else ())
         self._memories: list[Any] = [next(caches if kind == ATTENTION else states) for kind in config.kinds]
         self._rotary = Rotary(config.rope, config.rotary_dim, slots, weights.device, weights.dtype)
+        self._stack = fast_stack(config, self._layers, self._norm, self._rotary, weights)
         padding = self.vocabulary.ids(weights.device) >= config.vocabulary
         self._padding = padding if config.vocabulary < rows.stop else None
 
@@ -76,13 +81,23 @@ class Target:
         found = F.embedding(torch.where(here, local, 0), self._embedding)
         return self.group.sum(found * here[:, None]) if self.group.size > 1 else found
 
-    def view(self, start: Tensor, positions_n: Tensor, ancestry: Ancestry, seen: int) -> View:
+    def descent(self, parents_n: Tensor, depth_limit: int) -> Ancestry:
+        """A tree's ancestry, in the form that this target's layers read."""
+        if self._stack is None:
+            return Ancestry(parents_n, tree.visibility(parents_n, depth_limit))
+        visible_nn = tree.visibility(parents_n, depth_limit) if self._recurrence else None
+        return Ancestry(parents_n, visible_nn, self._stack.words(parents_n, depth_limit))
+
+    def view(self, start: Tensor, positions_n: Tensor, ancestry: Ancestry, seen: int) -> Place:
         """Rows at slots start … start + n − 1 and these positions in the text. `start` is a 0-dim int64."""
-        slots_n = start + torch.arange(len(positions_n), device=self.device)
-        mask_ns = additive(visible(start, ancestry.visible_nn, seen), self.dtype)
         delta = self.config.gated_delta
         lineage = Lineage.of(ancestry, delta.kernel) if delta else None
-        return View(self._rotary.at(positions_n), slots_n, mask_ns, lineage)
+        if self._stack is not None:
+            return self._stack.place(start, positions_n, ancestry, lineage)
+        assert ancestry.visible_nn is not None
+        slots_n = start + torch.arange(len(positions_n), device=self.device)
+        mask_ns = additive(visible(start, ancestry.visible_nn, seen), self.dtype)
+        return View(start, positions_n, lineage, self._rotary.at(positions_n), slots_n, mask_ns)
 
     def commit(self, start: Tensor, path_d: Tensor, accepted: Tensor) -> None:
         """Make a path of the last pass's rows text, from slot `start` (0-dim int64) on.
@@ -108,7 +123,7 @@ class Target:
         if self._recurrence:
             self._recurrence.restore(states)
 
-    def forward(self, tokens_n: Tensor, view: View, features: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens_n: Tensor, view: Place, features: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Run the layers over n rows, writing their keys and values at the view's slots; recurrent states wait for
         `commit`.
 
@@ -118,18 +133,40 @@ class Target:
         Returns:
             The final-normed hidden states [n, hidden], and the features [n, len(features) · hidden] or None.
         """
-        x_nh, kept = self.embed(tokens_n), {}
-        for index, layer in enumerate(self._layers):
-            x_nh = layer(x_nh, view, self._memories[index])
-            if index in features:
-                kept[index] = x_nh
-        gathered = torch.cat([kept[index] for index in features], dim=-1) if features else None
-        return self._norm(x_nh), gathered
+        x_nh = self.embed(tokens_n)
+        kept: dict[int, Tensor] = {}
+        if self._stack is not None:
+            normed_nh, kept = self._stack(x_nh, view, self._memories, features)
+        else:
+            for index, layer in enumerate(self._layers):
+                x_nh = layer(x_nh, view, self._memories[index])
+                if index in features:
+                    kept[index] = x_nh
+            normed_nh = self._norm(x_nh)
+        return normed_nh, torch.cat([kept[index] for index in features], dim=-1) if features else None
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
         """This rank's logits, [n, padded vocabulary / tp], in the model's dtype; padding is −inf."""
-        logits = F.linear(hidden_nh, self._head)
+        logits = F.linear(hidden_nh, self._head) if self._stack is None else self._stack.product(hidden_nh, self._head)
         return logits if self._padding is None else logits.masked_fill_(self._padding, -torch.inf)
+
+
+def fast_stack(
+    config: TransformerConfig,
+    stack: Sequence[Layer],
+    norm: Norm,
+    rotary: Rotary,
+    weights: Weights,
+    sights: Sequence[LayerAttention] = (),
+) -> Stack | None:
+    """The layers through the kernels, where these run and cover the model: no biases, heads of a power of two."""
+    covered = not (config.qkv_bias or config.output_bias or config.mlp_bias)
+    covered &= config.head_dim >= 16 and config.head_dim & (config.head_dim - 1) == 0
+    if not (kernels.usable(weights.device) and covered):
+        return None
+    from methods.reference.kernels.stack import Stack
+
+    return Stack(stack, norm, rotary, weights.group, sights)
 
 
 def _layer(config: TransformerConfig, weights: Weights, prefix: str, index: int) -> Layer:

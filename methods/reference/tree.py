@@ -23,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from methods.reference import kernels
+
 
 class Candidates(NamedTuple):
     """The drafter's best tokens per position, best first. `log_probs_lk` float32, `ids_lk` int64."""
@@ -100,6 +102,10 @@ def build(candidates: Candidates, root: Tensor, budget: int, *, chain_seed: bool
         chain_seed: take the top-1 chain first, then best-first: the order keeps a full-depth spine at small
             budgets.
     """
+    if kernels.usable(root.device):
+        from methods.reference.kernels import tree as fast
+
+        return fast.build(candidates, root, budget, chain_seed=chain_seed)
     builder = build_by_heap if root.device.type == "cpu" else build_by_depth
     return builder(candidates, root, budget, chain_seed=chain_seed)
 

@@ -1,1 +1,19 @@
-"""Triton kernels of a round. Modules here import triton; nothing else may import them unless the device is CUDA."""
+"""Triton kernels for what a round does on a GPU. The modules here are imported where they are used: Triton comes with
+torch's CUDA builds only.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+on = False
+"""Whether the engine uses them. Each has run on a GPU, whole rounds so far in the interpreter alone; the plain path does
+the same, slower."""
+
+
+def usable(device: torch.device) -> bool:
+    """Whether work on this device goes through the kernels: on a GPU, or anywhere in Triton's interpreter."""
+    return on and (device.type == "cuda" or INTERPRETED)

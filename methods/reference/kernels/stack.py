@@ -1,0 +1,181 @@
+"""A transformer's layers through the kernels: the plain path's functions in as few launches as they need.
+
+One row goes through `gemv`, with norms, activation and residuals inside the products; several go through `narrow` or
+cuBLAS with one launch between two products. What the kernels do not cover (recurrent mixers, experts) is called as the
+plain path calls it. Over several ranks a block's part is summed before it is added, so residuals stay outside.
+
+Shape letters: n rows, h hidden size, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.reference.attention import Ancestry, Attention, Place, Rotary
+from methods.reference.config import LayerAttention
+from methods.reference.kernels import attention, layers, products
+from methods.reference.mlp import GatedMLP
+from methods.reference.norm import Norm
+from methods.reference.parallel import Group
+
+if TYPE_CHECKING:
+    from methods.reference.gated_delta import Lineage
+    from methods.reference.target import Layer
+
+PARTS = 4  # of a product whose sums the next norm adds up
+
+
+@dataclass(frozen=True)
+class Spot(Place):
+    """A place as the kernels read it: `words` are packed ancestors, None where the rows are a chain or a block."""
+
+    words: Tensor | None
+
+
+class Stack:
+    """Layers and their final norm, with what the kernels need of them."""
+
+    def __init__(
+        self, stack: Sequence[Layer], norm: Norm, rotary: Rotary, group: Group, sights: Sequence[LayerAttention] = ()
+    ) -> None:
+        """`sights`: how each layer looks at rows that form no tree; causally where none are given."""
+        self._layers, self._norm, self._rotary, self._group = stack, norm, rotary, group
+        self._sights = sights or [LayerAttention(causal=True, window=0)] * len(stack)
+
+    def words(self, parents_n: Tensor, depth_limit: int) -> Tensor:
+        """A tree's ancestors as the attention kernel reads them."""
+        return attention.descend(parents_n, depth_limit)
+
+    def place(
+        self, start: Tensor, positions_n: Tensor, ancestry: Ancestry | None = None, lineage: Lineage | None = None
+    ) -> Spot:
+        """Rows at slots from `start` on; a tree where there is an ancestry that is no chain."""
+        words = ancestry.words if ancestry else None
+        if ancestry and words is None and not ancestry.chain:
+            assert ancestry.visible_nn is not None
+            words = attention.pack(ancestry.visible_nn)
+        return Spot(start, positions_n, lineage, words)
+
+    def __call__(
+        self, x_nh: Tensor, place: Place, memories: Sequence[Any], features: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run n rows at a place through all layers.
+
+        Args:
+            memories: what each layer's mixer reads of the text before.
+            features: the layers whose outputs are asked for.
+
+        Returns:
+            The final-normed rows [n, h], and the outputs asked for.
+        """
+        assert isinstance(place, Spot)
+        run = self._one if len(x_nh) == 1 and self._group.size == 1 else self._several
+        return run(x_nh, place, memories, features)
+
+    def store(self, x_nh: Tensor, place: Spot, memories: Sequence[Tensor]) -> None:
+        """Write every layer's keys and values of rows that ask nothing themselves (a drafter's context)."""
+        for layer, cache_kv in zip(self._layers, memories, strict=True):
+            mixer = layer.mixer
+            assert isinstance(mixer, Attention)
+            self._stored(mixer, product(x_nh, mixer.key_value), place, cache_kv, heads=0)
+
+    def _one(
+        self, x_1h: Tensor, place: Spot, memories: Sequence[Any], features: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        kept = {}
+        for index, layer in enumerate(self._layers):
+            if isinstance(layer.mixer, Attention):
+                qkv = products.gemv(x_1h, layer.mixer.qkv, norm=layer.mixer_norm.scale)
+                attended = self._attended(layer.mixer, qkv, place, index, memories[index])
+                x_1h = products.gemv(attended, layer.mixer.out, residual=x_1h)
+            else:
+                x_1h = x_1h + layer.mixer(self._normed(x_1h, layer.mixer_norm), place, memories[index])
+            if isinstance(layer.mlp, GatedMLP):
+                active = products.gemv(x_1h, layer.mlp.gate_up, norm=layer.mlp_norm.scale, silu=True)
+                x_1h = products.gemv(active, layer.mlp.down, residual=x_1h)
+            else:
+                x_1h = x_1h + layer.mlp(self._normed(x_1h, layer.mlp_norm))
+            if index in features:
+                kept[index] = x_1h
+        return self._normed(x_1h, self._norm), kept
+
+    def _several(
+        self, x_nh: Tensor, place: Spot, memories: Sequence[Any], features: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        kept: dict[int, Tensor] = {}
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            x_nh, normed_nh = layers.add_norm(x_nh, delta, *layer.mixer_norm.scale)
+            if index - 1 in features:
+                kept[index - 1] = x_nh
+            if isinstance(layer.mixer, Attention):
+                qkv = product(normed_nh, layer.mixer.qkv)
+                attended = self._attended(layer.mixer, qkv, place, index, memories[index])
+                delta = self._part(attended, layer.mixer.out)
+            else:
+                delta = self._group.sum(layer.mixer(normed_nh, place, memories[index]))
+            x_nh, normed_nh = layers.add_norm(x_nh, delta, *layer.mlp_norm.scale)
+            if isinstance(layer.mlp, GatedMLP):
+                delta = self._part(activated(normed_nh, layer.mlp.gate_up), layer.mlp.down)
+            else:
+                delta = self._group.sum(layer.mlp(normed_nh))
+        x_nh, normed_nh = layers.add_norm(x_nh, delta, *self._norm.scale)
+        if len(self._layers) - 1 in features:
+            kept[len(self._layers) - 1] = x_nh
+        return normed_nh, kept
+
+    def _attended(self, mixer: Attention, qkv_n: Tensor, place: Spot, index: int, cache_kv: Tensor) -> Tensor:
+        sight = self._sights[index]
+        query_nhd = self._stored(mixer, qkv_n, place, cache_kv, heads=mixer.heads)
+        attended_nq = attention.attention(
+            query_nhd, cache_kv, place.start, place.words, causal=sight.causal, window=sight.window
+        )
+        return layers.gate_heads(attended_nq, qkv_n, query_nhd.shape[2]) if mixer.gated else attended_nq
+
+    def _stored(self, mixer: Attention, qkv_n: Tensor, place: Place, cache_kv: Tensor, *, heads: int) -> Tensor:
+        norms, eps = mixer.head_norms
+        return layers.rotate_and_store(
+            qkv_n,
+            place.positions_n,
+            self._rotary.tables,
+            norms,
+            place.start,
+            cache_kv,
+            heads=heads,
+            eps=eps,
+            gated=mixer.gated and heads > 0,
+        )
+
+    def product(self, x_nk: Tensor, weight_ok: Tensor) -> Tensor:
+        """x times a weight's transpose, [n, o]."""
+        return product(x_nk, weight_ok)
+
+    def _part(self, x_nk: Tensor, weight_hk: Tensor) -> Tensor:
+        """What a block adds, summed over ranks; over one rank possibly in parts, for the next norm to add."""
+        if self._group.size == 1 and products.narrow_pays(len(x_nk), PARTS):
+            return products.narrow(x_nk, weight_hk, parts=PARTS)
+        return self._group.sum(product(x_nk, weight_hk))
+
+    def _normed(self, x_nh: Tensor, norm: Norm) -> Tensor:
+        return layers.add_norm(x_nh, None, *norm.scale)[1]
+
+
+def product(x_nk: Tensor, weight_ok: Tensor) -> Tensor:
+    """x times a weight's transpose, [n, o]."""
+    if len(x_nk) == 1:
+        return products.gemv(x_nk, weight_ok)
+    return products.narrow(x_nk, weight_ok) if products.narrow_pays(len(x_nk), 1) else F.linear(x_nk, weight_ok)
+
+
+def activated(x_nh: Tensor, gate_up: Tensor) -> Tensor:
+    """silu(gate) · up, [n, w]."""
+    if len(x_nh) == 1:
+        return products.gemv(x_nh, gate_up, silu=True)
+    if products.narrow_pays(len(x_nh), 1):
+        return products.narrow(x_nh, gate_up, silu=True)
+    return layers.silu_mul(F.linear(x_nh, gate_up))
