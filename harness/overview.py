@@ -73,8 +73,9 @@ def print_overview(console: Console, cells: Sequence[Cell], root: Path) -> None:
         f"{len(cells)} cells for {root}, estimated time {whole}, nothing is run", soft_wrap=True, markup=False
     )
     table = Table(box=None)
-    table.add_column("cell", no_wrap=True)
-    for column in ("model", "workload", "tp", "temperature", "requests an arm", "time", "arms"):
+    for column in ("cell", "model", "workload", "tp", "T"):
+        table.add_column(column, no_wrap=True)
+    for column in ("requests an arm", "time", "arms"):
         table.add_column(column, overflow="fold")
     for cell, seconds in zip(cells, estimates, strict=True):
         s = cell.settings

@@ -46,6 +46,13 @@ def resolve(reference: str, *, weights: bool = True) -> Path:
     return folder
 
 
+def shaped(name: str, part: str, reference: str) -> str:
+    """What stands in for a hub model whose shape alone is asked for: the shape that comes with this package, if it
+    has one for this pair. `part` is target or drafter."""
+    known = (CHECKPOINTS / "shapes" / name / part / "config.json").is_file()
+    return f"{SHAPE}{name}/{part}" if known and is_hub_id(reference) else reference
+
+
 def text_folder(reference: str) -> Path:
     """Where a model's tokenizer and stop ids are. A shape has none of its own: the built-in pair's stand in."""
     return resolve(f"{BUILTIN}tiny/target" if reference.startswith(SHAPE) else reference, weights=False)

@@ -10,8 +10,7 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 on = False
-"""Whether the engine uses them. Each has run on a GPU, whole rounds so far in the interpreter alone; the plain path does
-the same, slower."""
+"""Whether the engine uses them. Each has run on a GPU, whole rounds so far in Triton's interpreter alone."""
 
 
 def usable(device: torch.device) -> bool:
