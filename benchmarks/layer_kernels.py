@@ -1,6 +1,6 @@
 """The Triton kernels of a round against this machine's own floors, alone and in a stack of layers.
 
-    python benchmarks/kernels.py [--layers 36] [--context 512]
+    python benchmarks/layer_kernels.py [--layers 36] [--context 512]
 
 Shapes are Qwen3-8B's in bfloat16, weights and inputs random. Every number is a CUDA graph's, the median of its
 replays, over inputs that do not fit in the second-level cache together. Floors (copy bandwidth, matrix rate) are
