@@ -1,11 +1,26 @@
 """What it means: the records of a results folder as tidy tables, statistics, tables to read and answers to compare.
 
 from analysis import load_runs, load_requests, load_rounds, load_acceptance, load_histogram
+from analysis import pair, bootstrap_ci, frontier
 
 runs = load_runs("results/runs")
+pairs = pair(load_requests("results/runs"), "ddtree-64")
 """
 
 from analysis.acceptance import load_acceptance, load_histogram
 from analysis.load import load_requests, load_rounds, load_runs
+from analysis.loaders import bootstrap_ci, frontier, pair
+from analysis.replay import load_curve, load_replay
 
-__all__ = ["load_acceptance", "load_histogram", "load_requests", "load_rounds", "load_runs"]
+__all__ = [
+    "bootstrap_ci",
+    "frontier",
+    "load_acceptance",
+    "load_curve",
+    "load_histogram",
+    "load_replay",
+    "load_requests",
+    "load_rounds",
+    "load_runs",
+    "pair",
+]

@@ -1,4 +1,4 @@
-"""`python -m analysis table|plots RESULTS`, `show CELL PROMPT`, `rounds FILE`, `rounds compare A B`:
+"""`python -m analysis table|plots RESULTS`, `compare A B`, `show CELL PROMPT`, `rounds FILE`, `rounds compare A B`:
 results as a person reads them."""
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ROUNDS_COMPARE = "rounds compare"
+PICTURES = ("budget", "stages", "histogram", "acceptance", "tp", "pareto", "pairs", "categories", "predicted")
+TABLE_FORMATS = ("terminal", "markdown", "csv", "latex")
 VIEWS = {
     "stages": "where the time of a round goes, and whether that explains the speed-up",
     "latency": "times to the first token, per token and per round, throughput, memory, energy",
     "acceptance": "how deep the rounds reach",
     "accuracy": "right answers beside speed",
+    "paper": "the papers' layout: models, temperatures and methods down, workloads across",
+    "budgets": "the budget sweep: an arm a row, workloads (or categories) across",
+    "categories": "an arm a row, categories across",
+    "scaling": "tensor-parallel sizes: time, efficiency, speed-up",
 }
 
 
@@ -30,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     commands: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "table": _table,
+        "compare": _compare,
         "plots": _plots,
+        "report": _report,
+        "replay": _replay,
         "show": _show,
         "rounds": _rounds,
         ROUNDS_COMPARE: _rounds_compare,
@@ -47,21 +56,28 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     table = commands.add_parser("table", help="the summary: per cell a table, per arm a row")
     table.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
-    table.add_argument("--format", choices=("terminal", "markdown", "csv", "latex"), default="terminal")
+    table.add_argument("--format", choices=TABLE_FORMATS, default="terminal")
     table.add_argument("--by", choices=("category",), help="a row per arm and category")
     views = table.add_mutually_exclusive_group()
     for view, meaning in VIEWS.items():
         views.add_argument(f"--{view}", dest="view", action="store_const", const=view, help=meaning)
+    table.add_argument("--published", action="store_true", help="published numbers beside --paper and --budgets")
+    compare = commands.add_parser("compare", help="B over A, paired where the prompts are the same; what changed")
+    compare.add_argument("a", metavar="A", help="a results folder, or one of its cells/<cell_id>")
+    compare.add_argument("b", metavar="B", nargs="?", help="another; without it A is a folder of two cells")
+    compare.add_argument("--format", choices=TABLE_FORMATS, default="terminal")
     plots = commands.add_parser("plots", help="pictures for print, the numbers of each beside it as CSV")
     plots.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
     plots.add_argument("--out", metavar="DIR", help="where the files go (RESULTS/plots)")
-    plots.add_argument(
-        "--format",
-        nargs="+",
-        choices=("png", "svg", "pdf"),
-        default=("png", "svg"),
-        help="one or more, after RESULTS (png svg)",
-    )
+    plots.add_argument("--only", nargs="+", metavar="NAME", default=(), help=f"some of {' '.join(PICTURES)}")
+    plots.add_argument("--format", type=_formats, default=("png", "svg"), help="of png,svg,pdf (png,svg)")
+    plots.add_argument("--published", action="store_true", help="with published numbers, from other people's machines")
+    report = commands.add_parser("report", help="one HTML file: the answer in words, tables, pictures, single rounds")
+    report.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
+    report.add_argument("--out", metavar="FILE.html", help="where it goes (RESULTS/report.html)")
+    replay = commands.add_parser("replay", help="acceptance of every budget from one text, beside measured rounds")
+    replay.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
+    replay.add_argument("--by", choices=("category",), help="a curve per category")
     show = commands.add_parser("show", help="one prompt's answers side by side, the rounds in colours")
     show.add_argument("cell", metavar="CELL", help="a cell's id, or the beginning of it")
     show.add_argument("prompt", metavar="PROMPT", help="a prompt's id")
@@ -90,6 +106,13 @@ def _rounds_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser
         parser.add_argument("--full", action="store_true", help="every node and request, however many")
 
 
+def _formats(text: str) -> tuple[str, ...]:
+    wanted = tuple(dict.fromkeys(text.split(",")))
+    if not set(wanted) <= {"png", "svg", "pdf"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: png, svg and pdf are, with commas between them")
+    return wanted
+
+
 def _one_round(text: str) -> tuple[int, float]:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not accepted: a round's index, from 0, is")
@@ -110,19 +133,38 @@ def _table(options: argparse.Namespace) -> None:
     from analysis.tables import print_summary, table
 
     if options.format == "terminal":
-        print_summary(options.results, by=options.by, view=options.view)
+        print_summary(options.results, by=options.by, view=options.view, published=options.published)
     else:
-        sys.stdout.write(table(options.results, options.format, options.by, options.view))
+        sys.stdout.write(table(options.results, options.format, options.by, options.view, options.published))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from analysis.compare import compare, print_comparison
+
+    if options.format == "terminal":
+        print_comparison(options.a, options.b)
+    else:
+        sys.stdout.write(compare(options.a, options.b, options.format))
 
 
 def _plots(options: argparse.Namespace) -> None:
-    import matplotlib
-
+    """The files of each picture and its caption; why there is none, where there is none."""
     from analysis.plots import write_plots
 
-    matplotlib.use("Agg")
-    for file in write_plots(options.results, options.out, options.format):
-        print(file)
+    for files, said in write_plots(options.results, options.out, options.format, options.only, options.published):
+        print(*files, f"  {said}" if files else said, sep="\n")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from analysis.report import write_report
+
+    print(write_report(options.results, options.out))
+
+
+def _replay(options: argparse.Namespace) -> None:
+    from analysis.replay_table import print_replays
+
+    print_replays(_wide(), options.results, by=options.by)
 
 
 def _show(options: argparse.Namespace) -> None:

@@ -1,7 +1,8 @@
 """How deep the rounds of each arm reach: `load_acceptance` by depth, `load_histogram` by accepted tokens.
 
 Both are over uncut rounds of the requests that `load_runs` counts, and reach to the deepest round of the cell, so that
-its arms can be compared depth by depth. Nothing is extrapolated: a budget or a block that was not run is not there.
+its arms can be compared depth by depth. Nothing is extrapolated: a budget or a block that was neither run nor replayed
+is not there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.records import KEYS, Cell, find_cells, requests_of, rounds_of
+from analysis.replay import replayed_requests, replayed_rounds, with_replayed
 from methods.base import Refusal
 
 _READ = (*KEYS, "category", "uncut_rounds", "accepted_uncut_sum")
@@ -61,8 +63,9 @@ def _table(
 
 def _arms(cell: Cell, by: str | None) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, int]]:
     """A cell's arms (and categories) in the order of tables, the uncut rounds of each, and the deepest of the cell."""
-    kept = stats.one_each(requests_of(cell, _READ).assign(results=cell.results))
-    found = rounds_of(cell)
+    cell, measured = with_replayed(cell), requests_of(cell, _READ)
+    kept = stats.one_each(replayed_requests(cell, measured).assign(results=cell.results))
+    found = pd.concat([rounds_of(cell), replayed_rounds(cell, measured)], ignore_index=True)
     found = found[(found["phase"] == "timed") & (found["cut"] == "")]
     found = found.merge(kept[[*KEYS, "category"]], on=list(KEYS), how="inner")
     deepest = max(1, int(found["accepted"].max())) if len(found) else 1

@@ -5,43 +5,70 @@ The plain table says what came of it; `stages`, `latency` and `acceptance` show 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
 
+from analysis.printing import Title
 from analysis.records import BASELINE
 
 View = Literal["stages", "latency", "acceptance", "accuracy"]
 NOTHING = "–"
 HIDDEN = ("invalid", "failed")  # whose figures no table shows
+MEASURED = "measured"  # the `source` of a row that was not worked out from others
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column as shown: its title and how a row of `load_runs` fills it. A `figure` goes blank with its arm."""
+@dataclass(frozen=True, kw_only=True)
+class Column(Title):
+    """A column and how a row of `load_runs` fills it. A `figure` goes blank with its arm; `blank` says why else it
+    may."""
 
-    title: str
     show: Callable[[Any], str]
     figure: bool = False
-    text: bool = False
+    blank: str = ""
 
 
-def columns_of(cell: pd.DataFrame, view: View | None) -> tuple[Column, ...]:
-    """The columns for one cell: only those that say something there."""
+def rows_of(runs: pd.DataFrame) -> list[Any]:
+    """The rows of a frame like `load_runs` gives, to be asked for their figures by name. Made once for all cells:
+    a frame of one cell is slow to go through."""
+    return list(runs.itertuples(index=False))
+
+
+def columns_of(cell: Sequence[Any], view: View | None) -> tuple[Column, ...]:
+    """The columns for the rows of one cell: only those that say something there."""
     shown = [ARM, *_VIEWS[view]]
-    if view is None and differing(cell).any():
+    if view is None and any(map(differing, cell)):
         shown.append(MATCHED)
     if view == "acceptance":
-        deepest = max(map(len, cell["marginal"]), default=0)
+        deepest = max((len(row.marginal) for row in cell), default=0)
         shown += [_depth(depth) for depth in range(1, deepest + 1)]
-    return (*([CATEGORY] if "category" in cell else []), *shown, LOSSLESS)
+    return (*([CATEGORY] if hasattr(cell[0], "category") else []), *shown, LOSSLESS)
 
 
-def differing(cell: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows have requests answered otherwise than the baseline's, and may be shown."""
-    return (cell["n_differing"] > 0) & ~cell["status"].isin(HIDDEN)
+def differing(row: Any) -> bool:
+    """Whether an arm has requests answered otherwise than the baseline's, and may be shown."""
+    return bool(row.n_differing > 0 and row.status not in HIDDEN)
+
+
+def named(row: Any) -> str:
+    """An arm's name, and where its figures are from if they were not measured."""
+    source = getattr(row, "source", MEASURED)
+    return str(row.arm) if pd.isna(source) or source == MEASURED else f"{row.arm} ({source})"
+
+
+def family(row: Any) -> str:
+    """An arm's name without its budget: what the arms of one budget curve share."""
+    return named(row) if pd.isna(row.budget) else re.sub(rf"-{row.budget:.0f}\b", "", named(row), count=1)
+
+
+def order(row: Any) -> tuple[Any, ...]:
+    """Sorts rows of any cells: the baseline first, then arms without a budget, then by budget within each method."""
+    without = pd.isna(row.budget)
+    return row.arm != BASELINE, not without, row.method, family(row), 0.0 if without else row.budget, named(row)
 
 
 def count(number: int, noun: str) -> str:
@@ -52,27 +79,36 @@ def number(value: float, decimals: int) -> str:
     return NOTHING if pd.isna(value) else f"{value:.{decimals}f}"
 
 
-def interval(point: float, low: float, high: float) -> str:
-    return f"{number(point, 2)} [{number(low, 2)}, {number(high, 2)}]"
+def interval(point: float, low: float, high: float, decimals: int = 2) -> str:
+    """A figure and its interval; alone where it has none."""
+    if math.isnan(low) or math.isnan(high):
+        return number(point, decimals)
+    return f"{number(point, decimals)} [{number(low, decimals)}, {number(high, decimals)}]"
 
 
 def percent(share: float) -> str:
     return NOTHING if pd.isna(share) else f"{100 * share:+.1f} %"
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     """Milliseconds with three figures or so."""
     ms = seconds * 1e3
     return number(ms, 0 if ms >= 1000 else 1 if ms >= 100 else 2)
 
 
-def _speedup(row: Any) -> str:
+def speedup(row: Any) -> str:
     if row.arm == BASELINE or pd.isna(row.speedup):
         return number(row.speedup, 2)
     return interval(row.speedup, row.speedup_low, row.speedup_high)
 
 
-def _lossless(row: Any) -> str:
+def acceptance_length(row: Any) -> str:
+    if row.arm == BASELINE or pd.isna(row.acceptance_length):
+        return number(row.acceptance_length, 2)
+    return interval(row.acceptance_length, row.acceptance_length_low, row.acceptance_length_high)
+
+
+def lossless(row: Any) -> str:
     """The gate's finding for an arm, or why there is none."""
     if row.status == "failed":
         return f"failed: {row.reason}" if pd.notna(row.reason) else "failed"
@@ -81,6 +117,8 @@ def _lossless(row: Any) -> str:
         return f"INVALID: {count(broken, 'violation') if broken else row.reason}"
     if row.status == "pending" and not row.n_requests:
         return "unfinished"
+    if getattr(row, "source", MEASURED) == "replayed":
+        return "not run"
     found = "not checked" if pd.isna(row.true_violations) else "yes"
     if pd.notna(row.near_ties) and row.near_ties:
         found += f", {count(row.near_ties, 'near tie')}"
@@ -93,80 +131,103 @@ def _depth(depth: int) -> Column:
     def show(row: Any) -> str:
         return number(row.marginal[depth - 1], 2) if depth <= len(row.marginal) else NOTHING
 
-    return Column(f"depth {depth}", show, figure=True)
+    return _shown(f"depth {depth}", show, "no uncut round")
 
 
-def _figure(title: str, name: str, show: Callable[[float], str]) -> Column:
-    return Column(title, lambda row: show(getattr(row, name)), figure=True)
+def _shown(title: str, show: Callable[[Any], str], blank: str = "") -> Column:
+    return Column(title=title, show=show, figure=True, blank=blank)
+
+
+def _figure(title: str, name: str, show: Callable[[float], str], blank: str = "") -> Column:
+    return _shown(title, lambda row: show(getattr(row, name)), blank)
+
+
+def _count(title: str, name: str, figure: bool = False) -> Column:
+    return Column(title=title, show=lambda row: str(getattr(row, name)), figure=figure)
 
 
 def _rounded(decimals: int) -> Callable[[float], str]:
     return lambda value: number(value, decimals)
 
 
-ARM = Column("arm", lambda row: row.arm, text=True)
-CATEGORY = Column("category", lambda row: NOTHING if pd.isna(row.category) else row.category, text=True)
-LOSSLESS = Column("lossless", _lossless, text=True)
-MATCHED = Column(
-    "same text only", lambda row: number(row.speedup_matched, 2) if row.n_differing else NOTHING, figure=True
+def _share(share: float) -> str:
+    return NOTHING if pd.isna(share) else f"{100 * share:.1f} %"
+
+
+def _stages(row: Any) -> str:
+    return milliseconds(row.draft_s + row.build_s + row.verify_s + row.commit_s)
+
+
+_NO_REQUEST, _NO_ROUND = "no request yet", "no uncut round"
+_NO_PARTNER = "no AR, or no sound one, in the same sitting"
+_NOT_PROFILED = "its stages were not timed"
+_NOT_TOLD = "the device does not tell"
+_SAME = "none was answered otherwise"
+ARM = Column(title="arm", show=named, text=True)
+CATEGORY = Column(title="category", show=lambda row: NOTHING if pd.isna(row.category) else row.category, text=True)
+LOSSLESS = Column(title="lossless", show=lossless, text=True, wraps=True)
+MATCHED = _shown(
+    "same text only", lambda row: number(row.speedup_matched, 2) if row.n_differing else NOTHING, blank=_SAME
 )
-_TOKENS_PER_ROUND = _figure("tokens per round", "tokens_per_round", _rounded(2))
-_ACCEPTANCE_LENGTH = _figure("acceptance length", "acceptance_length", _rounded(2))
-_TTFT, _TPOT = _figure("TTFT (ms)", "ttft_s", _ms), _figure("TPOT (ms)", "tpot_s", _ms)
-_SPEEDUP = Column("speed-up over AR", _speedup, figure=True)
+_TOKENS_PER_ROUND = _figure("tokens per round", "tokens_per_round", _rounded(2), _NO_ROUND)
+_ACCEPTANCE_LENGTH = _shown("acceptance length", acceptance_length, _NO_ROUND)
+_TTFT = _figure("TTFT (ms)", "ttft_s", milliseconds, _NO_REQUEST)
+_TPOT = _figure("TPOT (ms)", "tpot_s", milliseconds, "no request of two tokens")
+_TOKENS_PER_S = _figure("tokens/s", "tokens_per_s", _rounded(1), _NO_REQUEST)
+_SPEEDUP = _shown("speed-up over AR", speedup, _NO_PARTNER)
 _VIEWS: dict[View | None, tuple[Column, ...]] = {
     None: (
-        Column("requests", lambda row: str(row.n_requests)),
-        Column("output tokens", lambda row: str(row.n_output)),
-        _figure("tokens/s", "tokens_per_s", _rounded(1)),
+        _count("requests", "n_requests"),
+        _count("output tokens", "n_output"),
+        _TOKENS_PER_S,
         _TTFT,
         _TPOT,
         _ACCEPTANCE_LENGTH,
-        _TOKENS_PER_ROUND,
         _SPEEDUP,
     ),
     "stages": (
-        _figure("draft (ms)", "draft_s", _ms),
-        _figure("build (ms)", "build_s", _ms),
-        _figure("verify (ms)", "verify_s", _ms),
-        _figure("commit (ms)", "commit_s", _ms),
-        Column("all four (ms)", lambda row: _ms(row.draft_s + row.build_s + row.verify_s + row.commit_s), figure=True),
+        _figure("draft (ms)", "draft_s", milliseconds, _NOT_PROFILED),
+        _figure("build (ms)", "build_s", milliseconds, _NOT_PROFILED),
+        _figure("verify (ms)", "verify_s", milliseconds, _NOT_PROFILED),
+        _figure("commit (ms)", "commit_s", milliseconds, _NOT_PROFILED),
+        _shown("all four (ms)", _stages, _NOT_PROFILED),
         _TOKENS_PER_ROUND,
-        _figure("speed-up by stages", "identity_predicted", _rounded(2)),
-        _figure("speed-up measured", "identity_measured", _rounded(2)),
-        _figure("residual", "identity_residual", percent),
+        _figure("speed-up by stages", "identity_predicted", _rounded(2), _NOT_PROFILED),
+        _figure("speed-up measured", "identity_measured", _rounded(2), _NOT_PROFILED),
+        _figure("residual", "identity_residual", percent, _NOT_PROFILED),
     ),
     "latency": (
         _TTFT,
         _TPOT,
-        _figure("TPOT p50", "tpot_p50_s", _ms),
-        _figure("TPOT p95", "tpot_p95_s", _ms),
-        _figure("TPOT p99", "tpot_p99_s", _ms),
-        _figure("round (ms)", "step_s", _ms),
-        _figure("round p50", "step_p50_s", _ms),
-        _figure("round p95", "step_p95_s", _ms),
-        _figure("E2E (ms)", "e2e_s", _ms),
+        _figure("TPOT p50", "tpot_p50_s", milliseconds),
+        _figure("TPOT p95", "tpot_p95_s", milliseconds),
+        _figure("TPOT p99", "tpot_p99_s", milliseconds),
+        _figure("round (ms)", "step_s", milliseconds),
+        _figure("round p50", "step_p50_s", milliseconds),
+        _figure("round p95", "step_p95_s", milliseconds),
+        _figure("E2E (ms)", "e2e_s", milliseconds),
         _figure("tokens/s per user", "tokens_per_s_per_user", _rounded(1)),
         _figure("tokens/s per GPU", "tokens_per_s_per_gpu", _rounded(1)),
-        _figure("peak memory (GiB)", "peak_mem_bytes", lambda size: number(size / 2**30, 2)),
-        _figure("J per token", "energy_j_per_token", _rounded(3)),
+        _figure("peak memory (GiB)", "peak_mem_bytes", lambda size: number(size / 2**30, 2), _NOT_TOLD),
+        _figure("J per token", "energy_j_per_token", _rounded(3), f"{_NOT_TOLD}, or requests overlap"),
     ),
     "accuracy": (
-        Column("scored prompts", lambda row: str(row.n_scored)),
-        _figure("accuracy", "accuracy", lambda share: NOTHING if pd.isna(share) else f"{100 * share:.1f} %"),
-        _figure("tokens/s", "tokens_per_s", _rounded(1)),
+        _count("scored prompts", "n_scored"),
+        _figure("accuracy", "accuracy", _share, "no prompt has a right answer"),
+        _TOKENS_PER_S,
         _TPOT,
         _ACCEPTANCE_LENGTH,
         _SPEEDUP,
     ),
     "acceptance": (
-        Column("uncut rounds", lambda row: str(row.n_uncut_rounds), figure=True),
+        _count("uncut rounds", "n_uncut_rounds", figure=True),
         _ACCEPTANCE_LENGTH,
-        _figure("per request", "acceptance_length_per_request", _rounded(2)),
+        _figure("per request", "acceptance_length_per_request", _rounded(2), _NO_ROUND),
         _TOKENS_PER_ROUND,
-        _figure("tokens per target forward", "tokens_per_target_forward", _rounded(2)),
+        _figure("tokens per target forward", "tokens_per_target_forward", _rounded(2), _NO_REQUEST),
     ),
 }
+_LENGTHS = ("acceptance_length", "acceptance_length_low", "acceptance_length_high")
 NUMBERS: dict[View, tuple[str, ...]] = {
     "stages": (
         *("n_profiled", "draft_s", "build_s", "verify_s", "commit_s", "tokens_per_round"),
@@ -178,11 +239,11 @@ NUMBERS: dict[View, tuple[str, ...]] = {
         *("tokens_per_s", "tokens_per_s_per_user", "tokens_per_s_per_gpu", "peak_mem_bytes", "energy_j_per_token"),
     ),
     "accuracy": (
-        *("n_prompts", "n_scored", "accuracy", "tokens_per_s", "tpot_s", "acceptance_length"),
+        *("n_prompts", "n_scored", "accuracy", "tokens_per_s", "tpot_s", *_LENGTHS),
         *("speedup", "speedup_low", "speedup_high"),
     ),
     "acceptance": (
-        *("n_uncut_rounds", "acceptance_length", "acceptance_length_per_request"),
+        *("n_uncut_rounds", *_LENGTHS, "acceptance_length_per_request"),
         *("tokens_per_round", "tokens_per_target_forward", "at_chance"),
     ),
 }

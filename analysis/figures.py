@@ -15,7 +15,7 @@ from analysis import stats
 from analysis.records import STAGES
 
 ACCEPTANCE = (
-    *("acceptance_length", "acceptance_length_per_request"),
+    *("acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_length_per_request"),
     *("tokens_per_round", "tokens_per_target_forward"),
 )
 SPEEDUPS = (
@@ -43,6 +43,7 @@ def figures(requests: Columns, tp: int, concurrency: int) -> dict[str, float]:
     tokens, seconds = requests["n_output"].sum(), requests["e2e_s"].sum()
     stepped, measured = requests["n_rounds"] > 0, ~np.isnan(requests["energy_j"])
     rounds, decoding = requests["n_rounds"][stepped], requests["decode_s"][stepped]
+    length = stats.acceptance_length_ci(requests)
     energy = _ratio(requests["energy_j"][measured].sum(), requests["n_output"][measured].sum())
     return {
         "n_requests": len(requests["n_output"]),
@@ -52,6 +53,8 @@ def figures(requests: Columns, tp: int, concurrency: int) -> dict[str, float]:
         "n_output": int(tokens),
         "n_uncut_rounds": int(requests["uncut_rounds"].sum()),
         "acceptance_length": stats.acceptance_length(requests),
+        "acceptance_length_low": length.low,
+        "acceptance_length_high": length.high,
         "acceptance_length_per_request": stats.acceptance_length_per_request(requests),
         "tokens_per_round": stats.tokens_per_round(requests),
         "tokens_per_target_forward": stats.tokens_per_target_forward(requests),

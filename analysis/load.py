@@ -29,6 +29,7 @@ from analysis.records import (
     requests_of,
     rounds_of,
 )
+from analysis.replay import REPLAYED, replayed_requests, with_replayed
 from methods.base import Refusal
 
 _SETTINGS = {
@@ -55,6 +56,7 @@ RUN_DTYPES = {
     **_SETTINGS,
     "status": "str",
     "reason": "str",
+    "source": "str",
     **dict.fromkeys(("n_requests", "n_prompts", "n_turns", "n_scored", "n_output"), "int64"),
     **dict.fromkeys(("n_uncut_rounds", "n_differing", "n_profiled"), "int64"),
     **dict.fromkeys(SPEED_FIGURES, "float64"),
@@ -111,9 +113,12 @@ def load_runs(path: str | Path, *, by: Literal["category"] | None = None, unfini
     `status` is one of `complete drifted invalid failed`: an arm with true violations is `invalid` whatever was
     written, a complete one whose requests are from a sitting in which the machine moved is `drifted`. Speed-ups are
     NaN where the baseline itself is invalid or failed.
+
+    `source` is `measured`, or `replayed` for DFlash and the paper's budgets where a replay of AR's text tells their
+    rounds and they were not run themselves: such a row has no times, and its status is AR's.
     """
-    cells = find_cells(path)
-    frames = (requests_of(cell, _NEEDED) for cell in cells)
+    cells = [with_replayed(cell) for cell in find_cells(path)]
+    frames = (replayed_requests(cell, requests_of(cell, _NEEDED)) for cell in cells)
     dtypes = {**{name: REQUEST_DTYPES[name] for name in _NEEDED}, "results": "str"}
     requests = _together(cells, frames, dtypes)
     found = _Found(requests, by)
@@ -139,7 +144,7 @@ class _Groups:
     def __init__(self, table: pd.DataFrame, keys: list[str]) -> None:
         names = [name for name in table if is_numeric_dtype(table[name])]
         self._columns = {str(name): table[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in names}
-        self._columns["prompt_id"] = pd.factorize(table["prompt_id"])[0].astype(np.float64)
+        self._columns["prompt_id"] = pd.factorize(table["prompt_id"], sort=True)[0].astype(np.float64)
         self._rows = table.groupby(keys, sort=False).indices
 
     def __getitem__(self, key: tuple[str, ...]) -> dict[str, stats.Floats]:
@@ -184,7 +189,7 @@ class _Found:
             "drift_sitting": None,
             "drift_place": None,
         }
-        if moves is not None and len(moves):
+        if moves is not None and len(moves) and arm.source != REPLAYED:
             largest = moves.assign(size=moves["shift"].abs()).sort_values(["drifted", "size"]).iloc[-1]
             stands["drift"] = math.expm1(largest["shift"])
             stands |= {"drift_sitting": largest["sitting"], "drift_place": largest["place"]}
@@ -218,6 +223,7 @@ def _rows_of(cell: Cell, found: _Found, unfinished: bool) -> Iterable[dict[str, 
                 "method": arm.method,
                 "budget": arm.budget,
                 "reason": arm.reason,
+                "source": arm.source,
                 **stands[arm.name],
                 **figures(mine, settings["tp"], settings["concurrency"]),
                 **speedups(found.pairs[compared]),

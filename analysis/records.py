@@ -82,7 +82,8 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One method with its settings, as `arms/<arm>.json` has it. `budget` is NaN where the method has none."""
+    """One method with its settings, as `arms/<arm>.json` has it. `budget` is NaN where the method has none; `source` is
+    `replayed` where a replay says what its rounds would have been."""
 
     name: str
     method: str
@@ -90,6 +91,7 @@ class Arm:
     settings: Mapping[str, Any]
     status: str
     reason: str | None
+    source: str = "measured"
 
     @property
     def drafts(self) -> bool:

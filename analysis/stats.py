@@ -27,7 +27,7 @@ DRIFT = 0.03  # a move of the machine that is not let pass, as a logarithm
 PLACES = {1: "middle", 2: "end"}  # of a sitting, by the repeat of its sentinel requests; 0 is the start
 AT_CHANCE = 0.05  # accepted tokens a round that no drafter worth the name stays below
 ENOUGH_ROUNDS = 20  # to tell
-_STUDENT_T_975 = {2: 12.7062, 3: 4.3027}  # by prompts: so few have hardly any resamples
+_STUDENT_T_975 = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764}  # by prompts: so few have hardly any resamples
 _BLOCK = 20_000_000  # numbers drawn at a time
 _NORMAL = NormalDist()
 
@@ -48,6 +48,30 @@ def acceptance_length(requests: Table) -> float:
     """τ, pooled: 1 + Σ accepted / Σ rounds over uncut rounds. NaN without such a round."""
     rounds = requests["uncut_rounds"].sum()
     return 1 + float(requests["accepted_uncut_sum"].sum() / rounds) if rounds else math.nan
+
+
+def acceptance_length_ci(requests: Table, resamples: int = RESAMPLES) -> Interval:
+    """τ, pooled, with its interval over prompts; prompts without an uncut round are left out."""
+    prompts = pd.factorize(np.asarray(requests["prompt_id"]), sort=True)[0]
+    accepted, rounds = (np.asarray(requests[name], np.float64) for name in ("accepted_uncut_sum", "uncut_rounds"))
+    parts = acceptance_by_prompt(*(np.bincount(prompts, sums).astype(np.float64) for sums in (accepted, rounds)))
+    found = bootstrap_ci(parts, resamples)
+    return found._replace(low=max(found.low, 1.0))  # NaN stays
+
+
+def acceptance_by_prompt(accepted: Floats, rounds: Floats) -> Floats:
+    """Each prompt's part in the pooled τ: τ + (accepted − (τ − 1) rounds) / mean rounds, whose mean is τ.
+
+    τ is a ratio of sums; this is its expansion to first order, so that the mean's interval is τ's, and the interval
+    of the mean difference of two arms' parts on the same prompts that of the difference of their τ. NaN where a
+    prompt has no round.
+    """
+    there = rounds > 0
+    if not there.any():
+        return np.full(len(rounds), np.nan)
+    pooled = accepted[there].sum() / rounds[there].sum()
+    parts = 1 + pooled + (accepted - pooled * rounds) / rounds[there].mean()
+    return np.where(there, parts, np.nan)
 
 
 def acceptance_length_per_request(requests: Table) -> float:
@@ -234,7 +258,7 @@ def bootstrap_ci(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Inte
     """The mean of a sample and its 95 % bootstrap interval; NaN values are left out.
 
     Below 30 values the interval is studentised (bootstrap-t), since percentiles are too narrow there; from 30 it
-    is bias-corrected and accelerated (BCa). Two or three values have Student's t interval, one has none. The
+    is bias-corrected and accelerated (BCa). Two to five values have Student's t interval, one has none. The
     resamples are the same for samples of equal size, so intervals do not depend on the order of the calls.
 
     Sources: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 12 and 14.

@@ -4,7 +4,8 @@
 
 Makes a results folder of 200 cells × 200 timed requests × some 60 rounds in a temporary place (`--keep` takes it from
 a folder, or makes it there for the next time), then runs each COMMAND of `python -m analysis`, in which `{}` stands
-for that folder, in a process of its own and prints its wall time and its peak memory. Without a COMMAND: every table.
+for that folder, in a process of its own and prints its wall time, its time on a processor (what counts
+where others work on the machine) and its peak memory. Without a COMMAND: every table.
 Its cells are two models, ten workloads and two temperatures, at tp 1, 2 and 4 and at concurrency 4 and 16.
 """
 
@@ -145,8 +146,8 @@ def _rounds(draw: random.Random, accepted: float) -> list[list[Any]]:
     return made
 
 
-def measure(command: str, folder: Path) -> tuple[float, float]:
-    """Wall seconds and peak MiB of one command of the analysis; what it prints is not shown."""
+def measure(command: str, folder: Path) -> tuple[float, float, float]:
+    """Wall seconds, processor seconds and peak MiB of one command of the analysis; what it prints is not shown."""
     words = [sys.executable, "-m", "analysis", *(word.replace("{}", str(folder)) for word in shlex.split(command))]
     begin = time.perf_counter()
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -154,7 +155,7 @@ def measure(command: str, folder: Path) -> tuple[float, float]:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"{shlex.join(words)} ended with {child.returncode}.")
-    return time.perf_counter() - begin, usage.ru_maxrss / 1024
+    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -171,8 +172,8 @@ def main() -> None:
             make_results(folder, options.cells, options.requests)
             print(f"made {options.cells} cells of {options.requests} requests in {time.perf_counter() - begin:.0f} s")
         for command in options.commands or COMMANDS:
-            seconds, mebibytes = measure(command, folder)
-            print(f"{seconds:6.1f} s {mebibytes:6.0f} MiB   {command}", flush=True)
+            seconds, busy, mebibytes = measure(command, folder)
+            print(f"{seconds:6.1f} s ({busy:5.1f} s busy) {mebibytes:6.0f} MiB   {command}", flush=True)
 
 
 COMMANDS = (

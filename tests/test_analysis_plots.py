@@ -1,71 +1,58 @@
-"""The pictures: what is drawn, how it is called, and that the numbers beside it are those of the loaders."""
+"""The pictures: which there are, how they are called and written, and what all of them keep to."""
 
+import itertools
 import json
-import math
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
 
 import matplotlib
-import numpy as np
 import pandas as pd
 import pytest
-import records_fixture
-from records_fixture import AR, ARMS, CELL, PROMPTS, FixtureArm, make_results, record, write_cell
+from records_fixture import CELL, make_results
+from sweep_fixture import ONE, Sweep, drawn, folder, make_sweep
 
-from analysis import load_runs
-from analysis.__main__ import main
-from analysis.plots import acceptance_by_depth, budget_curves, write_plots
+from analysis import style
+from analysis.__main__ import PICTURES, main
+from analysis.plot_data import SETTINGS, shares
+from analysis.plots import PLOTS, pictures, write_plots
+from analysis.style import PAGE, SMALL, columns_of
 from methods.base import Refusal
 
-BUDGETS = (16, 32, 64, 128)
-WORKLOADS = ("math", "chat", "code")
-DRAWN = [AR, "dflash", "ddtree-16", "ddtree-64"]
+TWO_CELLS = {"tp", "pareto"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_window():
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
-    yield
-    pyplot.close("all")
+@pytest.fixture(autouse=True)
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return make_results(tmp_path_factory.mktemp("shared"))
+@pytest.fixture
+def shared():
+    return folder("fixture")
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    """Three workloads, four budgets of two kinds of tree; rounds of mixed depth that go deeper with the budget."""
-    arms = {AR: ARMS[AR], "dflash": ARMS["dflash"]}
-    for budget in BUDGETS:
-        arms[f"ddtree-{budget}"] = FixtureArm("ddtree", budget, 1 + math.log2(budget) / 3, 2)
-        arms[f"ddtree-{budget}-chain"] = FixtureArm("ddtree", budget, 1 + math.log2(budget) / 4, 2)
-    results = tmp_path_factory.mktemp("sweep") / "results"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records_fixture, "ARMS", arms)
-        for number, workload in enumerate(WORKLOADS):
-            lines = [
-                record(arm, prompt, 0, cell_id=f"c{number}", rounds=mixed(spec, number))
-                for prompt in PROMPTS
-                for arm, spec in arms.items()
-            ]
-            write_cell(results, f"c{number}", [lines], dict.fromkeys(arms, "complete"), {}, workload=workload)
-    return results
+@pytest.fixture
+def one():
+    return folder("one")
 
 
-def mixed(arm, number):
-    deepest = 0 if arm.method == "autoregressive" else 3 if arm.budget is None else int(math.log2(arm.budget)) + number
-    return [[d, d + 1, ""] for d in range(deepest + 1)] + [[15, 15, "length"]]
+@pytest.fixture
+def sweep():
+    return folder("mixed")
 
 
-def lines_of(axes, style="-"):
-    """Curves over more than one place, with a marker."""
-    return [line for line in axes.lines if line.get_linestyle() == style and len(line.get_xdata()) > 1 and marked(line)]
+@pytest.fixture
+def of_one():
+    return {found.name: found for found in drawn("one")}
 
 
-def marked(line):
-    return line.get_marker() not in ("None", "")
+@pytest.fixture
+def of_scaled():
+    return drawn("scaled")
 
 
 def legend(figure):
@@ -77,120 +64,168 @@ def change(results, cell, arm, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_files_appear_with_the_loaders_numbers_beside_them(shared, tmp_path):
-    files = write_plots(shared, tmp_path / "new" / "out", ("png", "svg", "pdf"))
-    assert sorted(file.name for file in (tmp_path / "new" / "out").iterdir()) == sorted(file.name for file in files)
-    endings = ("png", "svg", "pdf", "csv")
-    assert [file.name for file in files] == [f"{name}.{e}" for name in ("budget", "acceptance") for e in endings]
-    runs = load_runs(shared).set_index("arm").loc[DRAWN]
-    written = pd.read_csv(tmp_path / "new" / "out" / "budget.csv").set_index("arm")
-    assert written.index.tolist() == DRAWN
-    for name in ("budget", "acceptance_length", "speedup", "speedup_low", "speedup_high", "n_requests", "n_prompts"):
-        np.testing.assert_allclose(written[name], runs[name])
-    depths = pd.read_csv(tmp_path / "new" / "out" / "acceptance.csv")
-    lengths = 1 + depths.groupby("arm")["marginal"].sum()
-    np.testing.assert_allclose(lengths[DRAWN[1:]], runs["acceptance_length"][DRAWN[1:]])
-    assert set(depths["depth"]) == {1, 2, 3} and AR not in lengths
+def visible(figure):
+    """The texts that are seen: tick labels only of ticks within the axis."""
+    unseen = set()
+    for axes in figure.findobj(lambda artist: hasattr(artist, "xaxis")):
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            slack = 1e-6 * (high - low)
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                out = not low - slack <= tick.get_loc() <= high + slack
+                for label in (tick.label1, tick.label2):
+                    unseen |= {label} if out or not label.get_visible() or not axes.axison else set()
+    return [text for text in figure.findobj(matplotlib.text.Text) if text.get_text().strip() and text not in unseen]
+
+
+def test_every_plot_of_one_cell_is_drawn_with_its_data_beside_it(one, tmp_path):
+    written = list(write_plots(one, tmp_path / "new" / "out", ("svg",)))
+    assert [plot.name for plot in PLOTS] == list(PICTURES)
+    drawn = [name for name in PICTURES if name not in TWO_CELLS]
+    endings = ("svg", "csv")
+    files = [file.name for one in written for file in one.files]
+    assert files == [f"{name}.{ending}" for name in drawn for ending in endings]
+    assert sorted(file.name for file in (tmp_path / "new" / "out").iterdir()) == sorted(files)
+    assert {one.said.split(" is not drawn: ")[0] for one in written if not one.files} == TWO_CELLS
+    for file in (file for one in written for file in one.files):
+        if file.suffix == ".csv":
+            table = pd.read_csv(file, dtype={"cell_id": "str"})
+            assert len(table) and "ddtree-1024" not in set(table["arm"])
+            assert {"cell_id", "model", "temperature", "arm", "budget", "status"} <= set(table)
+
+
+def test_sizes_letters_and_places_are_for_print(of_one, of_scaled, sweep):
+    """At one or two columns' width, no letter below 7 points, nothing beyond the edge, no label on another."""
+    for found in [*of_one.values(), *of_scaled[::2], *drawn("mixed")]:
+        figure = found.figure
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() in (style.COLUMN, style.PAGE), found.name
+        assert figure.get_figheight() <= 9.5, found.name
+        texts = visible(figure)
+        assert min(text.get_fontsize() for text in texts) >= SMALL, found.name
+        edge = figure.bbox.padded(1)
+        boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_rotation() % 90 == 0]
+        for said, box in boxes:
+            inside = edge.x0 <= box.x0 and edge.y0 <= box.y0 and box.x1 <= edge.x1 and box.y1 <= edge.y1
+            assert inside, (found.name, said)
+        for (said, box), (other, its) in itertools.combinations(boxes, 2):
+            assert not box.padded(-1).overlaps(its.padded(-1)), (found.name, said, other)
+        assert found.caption.endswith(".") and "\n" not in found.caption
 
 
 def test_the_same_data_make_the_same_files(shared, tmp_path):
     for out in ("a", "b"):
-        write_plots(shared, tmp_path / out, ("svg",))
+        list(write_plots(shared, tmp_path / out, ("svg", "pdf"), ["budget"]))
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
-def test_one_cell_is_named_by_the_title_alone(shared):
-    figure = budget_curves(shared)
-    left, right = figure.axes
-    assert figure.get_suptitle() == "tiny · reference · tp 1 · cpu · float32 · T 0 · smoke"
-    assert legend(figure) == []
-    assert [label.get_text() for label in left.get_xticklabels()] == ["DFlash", "16", "64"]
-    assert left.get_xscale() == "log" and left.get_xlabel() == "DDTree node budget"
-    (curve,) = lines_of(right)
-    assert list(curve.get_xdata()) == [16, 64]
-    assert list(curve.get_ydata()) == load_runs(shared)["speedup"].tolist()[2:4]
-    (band,) = right.collections[-1:]
-    assert band.get_datalim(right.transData).y1 == pytest.approx(load_runs(shared)["speedup_high"][3])
-    across = [line.get_ydata()[0] for line in left.lines if not marked(line)]
-    assert across == [2, 1]  # DFlash's height and AR's
+def test_a_drifted_arm_is_marked_in_every_picture(tmp_path):
+    results = make_sweep(tmp_path / "results", replace(ONE, budgets=(16, 64)), {"ddtree-64": "drifted"})
+    for found in pictures(results):
+        assert "drifted" in found.caption or "drifted" in legend(found.figure), found.name
+        assert set(found.table.loc[found.table["status"] == "drifted", "arm"]) == {"ddtree-64"}
 
 
-def test_a_sweep_has_a_line_per_cell_and_kind_of_tree(sweep):
-    figure = budget_curves(sweep)
-    left, right = figure.axes
-    assert figure.get_suptitle() == "tiny · reference · tp 1 · cpu · float32 · T 0"
-    assert legend(figure) == ["chat", "code", "math", "DDTree", "DDTree chain"]
-    assert [label.get_text() for label in left.get_xticklabels()] == ["DFlash", *map(str, BUDGETS)]
-    for axes in (left, right):
-        assert [len(lines_of(axes, style)) for style in ("-", "-.")] == [3, 3]
-        assert len({line.get_color() for line in lines_of(axes)}) == 3
-    dflash = [line for line in left.lines if line.get_linestyle() == "--" and marked(line)]
-    assert [line.get_color() for line in dflash] == [line.get_color() for line in lines_of(left)]
-    assert len({float(line.get_xdata()[0]) for line in dflash}) == 3
+def test_temperatures_have_pictures_of_their_own(of_scaled):
+    drawn = {found.name: found.table for found in of_scaled}
+    assert {name.split("-")[0] for name in drawn} == set(PICTURES)
+    assert set(drawn) == {f"{name}-T{temperature}" for name in PICTURES for temperature in (0, 1)}
+    for name, table in drawn.items():
+        assert set(table["temperature"]) == {int(name[-1])} and table["cell_id"].nunique() == 6
 
 
-def test_a_panel_per_cell_and_a_line_per_arm(sweep):
-    figure = acceptance_by_depth(sweep)
-    assert [axes.get_title() for axes in figure.axes] == ["chat", "code", "math"]
-    assert {len(axes.lines) for axes in figure.axes} == {1 + 2 * len(BUDGETS)}
-    assert legend(figure)[0] == "DDTree chain 128" and legend(figure)[-1] == "DFlash"
-    chat = {line.get_label(): line for line in figure.axes[0].lines}
-    rates = chat["DDTree 16"].get_ydata()  # depths 0 to 5, each as often; the cut round does not count
-    np.testing.assert_allclose(rates, [5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0, 0])
-    dark = [sum(matplotlib.colors.to_rgb(chat[f"DDTree {budget}"].get_color())) for budget in BUDGETS]
-    assert dark == sorted(dark, reverse=True)
+def test_too_many_cells_are_cut_by_what_the_plot_does_not_compare():
+    cells = itertools.product(("a", "b"), (0.0, 1.0), (1, 2, 4), (1, 8), ("x", "y"))
+    names = ("model", "temperature", "tp", "concurrency", "workload")
+    rows = [dict(zip(names, cell, strict=True)) | {"cell_id": str(n)} for n, cell in enumerate(cells)]
+    table = pd.DataFrame([dict.fromkeys(SETTINGS, "same") | {"results": "r", "arm": "dflash"} | row for row in rows])
+
+    def cut(most, compared=()):
+        return {name: len(part) for name, part in shares(table, most, compared)}
+
+    models = [f"{model}-T{temperature}" for model in "ab" for temperature in (0, 1)]
+    assert cut(12) == dict.fromkeys(models, 12)
+    assert cut(6) == {f"{model}-concurrency{c}": 6 for model in models for c in (1, 8)}
+    assert cut(6, ("concurrency",)) == {f"{model}-tp{tp}": 4 for model in models for tp in (1, 2, 4)}
+    assert cut(11, ("concurrency", "tp")) == {f"{model}-part{part}": 6 for model in models for part in (1, 2)}
+    assert sum(cut(1).values()) == len(table)
 
 
-def test_labels_say_all_that_differs(shared, sweep, tmp_path):
-    for name, place in (("a", shared), ("b", sweep)):
-        (tmp_path / name).symlink_to(place)
-    assert legend(budget_curves(tmp_path))[:4] == ["chat", "code", "math", "smoke"]
-    (tmp_path / "c").symlink_to(sweep)
-    assert legend(budget_curves(tmp_path))[:4] == ["chat · b", "chat · c", "code · b", "code · c"]
+def test_many_alike_cells_are_cut_by_number(tmp_path):
+    suites = tuple(f"suite_{letter}" for letter in "abcdefgh")
+    results = make_sweep(tmp_path / "results", Sweep({"tiny": 1.0}, workloads=suites, budgets=(16,), prompts=2))
+    found = {one.name: one.table["cell_id"].nunique() for one in pictures(results, ["budget", "categories"])}
+    assert found == {"budget-part1": 4, "budget-part2": 4, "categories": 1 * 8}
 
 
-def test_letters_can_be_read_in_print(sweep):
-    for figure in (budget_curves(sweep), acceptance_by_depth(sweep)):
-        figure.draw_without_rendering()
-        assert figure.get_figwidth() <= 7
-        texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
-        assert min(text.get_fontsize() for text in texts) >= 8
-
-
-def test_without_a_baseline_the_acceptance_is_still_drawn(tmp_path):
-    results = make_results(tmp_path)
-    change(results, CELL, AR, status="failed")
-    left, right = budget_curves(results).axes
-    assert len(lines_of(left)) == 1 and "no valid AR to compare with" in [text.get_text() for text in right.texts]
-
-
-def test_a_drifted_arm_is_marked(tmp_path):
-    results = make_results(tmp_path)
-    change(results, CELL, "ddtree-64", status="drifted")
-    assert legend(budget_curves(results)) == ["drifted"]
+# The command line, and the folders that have nothing
 
 
 def test_nothing_to_draw_is_a_sentence(tmp_path, capsys):
     results = make_results(tmp_path)
     for arm in ("dflash", "ddtree-16", "ddtree-64"):
         change(results, CELL, arm, status="failed")
-    for picture in (budget_curves, acceptance_by_depth):
-        with pytest.raises(Refusal, match="has nothing to draw: no arm beside autoregressive is finished and valid"):
-            picture(results)
+    with pytest.raises(Refusal, match="has nothing to draw: no arm beside autoregressive is finished and valid"):
+        list(pictures(results))
     assert main(["plots", str(results)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(str(results)) and said.count("\n") == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(str(results)) and said.err.count("\n") == 1 and said.out == ""
     assert not (results / "plots").exists()
+
+
+def test_a_plot_without_data_is_a_sentence(shared, capsys, tmp_path):
+    assert main(["plots", str(shared), "--out", str(tmp_path / "x"), "--only", "tp"]) == 2
+    assert "has nothing to draw (tp: no two cells differ in tp alone)" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_command_line(tmp_path, capsys):
     results = make_results(tmp_path)
-    assert main(["plots", str(results)]) == 0
+    assert main(["plots", str(results), "--only", "budget", "acceptance"]) == 0
+    said = capsys.readouterr().out.splitlines()
     names = ["budget.png", "budget.svg", "budget.csv", "acceptance.png", "acceptance.svg", "acceptance.csv"]
-    assert capsys.readouterr().out.split() == [str(results / "plots" / name) for name in names]
-    assert main(["plots", str(results), "--out", str(tmp_path / "x"), "--format", "pdf"]) == 0
+    assert [line for line in said if not line.startswith("  ")] == [str(results / "plots" / name) for name in names]
+    assert len(said) == len(names) + 2
+    out = ["--out", str(tmp_path / "x"), "--format", "pdf,svg"]
+    assert main(["plots", str(results), *out, "--only", "budget"]) == 0
     assert (tmp_path / "x" / "budget.pdf").read_bytes().startswith(b"%PDF")
+    assert sorted(file.name for file in (tmp_path / "x").iterdir()) == ["budget.csv", "budget.pdf", "budget.svg"]
     (tmp_path / "file").write_text("")
     assert main(["plots", str(results), "--out", str(tmp_path / "file")]) == 2
     assert "--out" in capsys.readouterr().err
+    assert main(["plots", str(results), "--only", "bars"]) == 2
+    assert f"--only bars is not accepted: {', '.join(PICTURES)} are." in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plots", str(results), "--format", "gif"])
+    assert "png, svg and pdf are" in capsys.readouterr().err
+
+
+def test_help_does_not_draw():
+    asked = "import sys, analysis.__main__ as m\ntry: m.main(['plots', '--help'])\nexcept SystemExit: pass\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", asked + "print('matplotlib' in sys.modules)"], capture_output=True, text=True
+    )
+    assert ran.stdout.splitlines()[-1] == "False"
+
+
+# The look
+
+
+@pytest.mark.parametrize(
+    ("labels", "shape"), [([], (1, 0)), (["a"], (1, 1)), (["a" * 30] * 8, (2, 4)), (["ab"] * 6, (6, 1))]
+)
+def test_legends_are_as_flat_as_they_fit(labels, shape):
+    assert columns_of(labels, PAGE) == shape
+
+
+@pytest.mark.parametrize(
+    ("panels", "grid"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3)), (9, (3, 3))]
+)
+def test_panels_leave_few_places_empty(panels, grid):
+    assert style.grid_of(panels) == grid
+
+
+def test_every_cell_has_its_own_look():
+    looks = [tuple(style.cell_look(number).values()) for number in range(21)]
+    assert len(set(looks)) == 21
