@@ -196,6 +196,27 @@ class Score:
         return sum(not gap <= tolerance for gap in self.gaps)
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Where one text lies in the draft trees of all its roots: the rounds of every budget up to `budget` follow.
+
+    Root j is output token j; the last token is no root. `places[j]` has the place (from 1) of the text's own
+    continuation at depth 1, 2, … in the best-first tree of `budget` nodes that is drafted there, as deep as the tree
+    holds it. The places rise, and the tree of a smaller budget is the beginning of this one, so it holds as many of
+    them as are at most its budget. `chain[j]` is how much of the continuation the drafter's first choices hold. The
+    continuation ends with the text.
+    """
+
+    budget: int
+    places: tuple[tuple[int, ...], ...]
+    chain: tuple[int, ...]
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if len(self.places) != len(self.chain):
+            raise AssertionError(f"{len(self.places)} roots have places, {len(self.chain)} a chain")
+
+
 class Method(ABC):
     """How a round's draft is proposed. One method a file; a subclass is a frozen dataclass whose fields are
     its settings, so that a YAML of the same keys with a `_target_` is all it takes to add one.
@@ -252,7 +273,9 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """All an engine needs before it opens. `device` is `cpu` or `cuda`, `dtype` a torch name or `auto`."""
+    """All an engine needs before it opens. `device` is `cpu` or `cuda`, `dtype` a torch name or `auto`, `replay` the
+    largest budget of replays, 0 if there will be none. For an engine with servers: `python` starts them (None: that of
+    its own environment), `args` go to them as they are, and their logs go to the folder `logs`."""
 
     model: ModelSpec
     tp: int = 1
@@ -260,6 +283,10 @@ class EngineSpec:
     dtype: str = "auto"
     max_length: int = 4096
     seed: int = 0
+    replay: int = 0
+    python: str | None = None
+    args: tuple[tuple[str, str | int | float | bool], ...] = ()
+    logs: str | None = None
 
 
 class Engine(ABC):
@@ -267,6 +294,10 @@ class Engine(ABC):
 
     name: ClassVar[str]
     inspects: ClassVar[bool] = False  # whether `generate` can inspect its rounds
+    replays: ClassVar[bool] = False  # whether it has `replay`
+    profiles: ClassVar[bool] = True  # whether `generate` can time its stages
+    samples: ClassVar[bool] = True  # whether it chooses tokens at temperatures above 0, by contract 1's noise
+    blocks: ClassVar[bool] = False  # whether it runs servers, one at a time, so that arms had better run as blocks
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -296,6 +327,10 @@ class Engine(ABC):
     def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
         """Teacher-force an output through the plain target. `tolerance` (logits) widens the edge of the
         top-k/top-p filters, whose membership rounding can flip as it flips a near tie."""
+
+    def replay(self, request: Request, output_ids: Sequence[int], budget: int) -> Replay:
+        """Draft at every root of an output, whichever rounds it came in, and find the output in the trees."""
+        raise Refusal(f"replay={budget} is not accepted: engine={self.name} cannot replay a text.")
 
     @abstractmethod
     def gap_tolerance(self, requests: Sequence[Request]) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from methods.base import Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Score
+from methods.base import Engine, EngineSpec, Generation, Inspect, Method, Refusal, Replay, Request, Score
 from methods.locate import BUILTIN, is_hub_id, resolve
 from methods.reference.config import check_pair, drafter_config, target_config
 from methods.reference.memory import PREFILL_ROWS, rank_bytes
@@ -32,6 +32,7 @@ class ReferenceEngine(Engine):
 
     name: ClassVar[str] = "reference"
     inspects: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
@@ -49,7 +50,7 @@ class ReferenceEngine(Engine):
                 f"prompt and output of {spec.max_length} tokens do not fit {spec.model.name}'s window of "
                 f"{target.window}: fewer max_new_tokens or shorter prompts are needed."
             )
-        if any(method.uses_drafter for method in methods):
+        if spec.replay or any(method.uses_drafter for method in methods):
             drafter = drafter_config(resolve(spec.model.drafter, weights=False))
             check_pair(target, drafter)
             drafter.transformer.check_ranks(spec.tp, "drafter")
@@ -77,6 +78,10 @@ class ReferenceEngine(Engine):
     def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
         score: Score = self._opened.call("score", request, tuple(output_ids), tolerance)
         return score
+
+    def replay(self, request: Request, output_ids: Sequence[int], budget: int) -> Replay:
+        replay: Replay = self._opened.call("replay", request, tuple(output_ids), budget)
+        return replay
 
     def gap_tolerance(self, requests: Sequence[Request]) -> float:
         """1e-3 in float32; else what the width of a pass can do to a logit, as measured here.

@@ -13,13 +13,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from methods.base import Generation, Inspect, Method, Request, Round, Sampling, Score
+from methods.base import Generation, Inspect, Method, Replay, Request, Round, Sampling, Score
 from methods.reference import sampling
 from methods.reference.clock import Clock, Follower, Mark, StageClock
 from methods.reference.drafter import Drafter
 from methods.reference.inspection import Inspector
 from methods.reference.parallel import up
 from methods.reference.reading import SEEN_STEP, Chunk, read
+from methods.reference.replay import Replayer
 from methods.reference.rounds import Cycle, Runner
 from methods.reference.state import CUTS, State
 from methods.reference.target import Target
@@ -29,6 +30,7 @@ class Decoder:
     """A target, its drafter, and the loop over rounds."""
 
     cycle_type: type[Cycle] = Cycle
+    replayer_type: type[Replayer] = Replayer
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter, self.device = target, drafter, target.device
@@ -157,6 +159,12 @@ class Decoder:
                     logits, output[places], places, request, self.target.vocabulary, tolerance
                 ).tolist()
         return Score(tuple(found))
+
+    @torch.inference_mode()
+    def replay(self, request: Request, output_ids: Sequence[int], budget: int) -> Replay:
+        """Where an output lies in the draft trees of all its roots."""
+        assert self.drafter is not None
+        return self.replayer_type(self.target, self.drafter, request, output_ids, budget).run()
 
     @torch.inference_mode()
     def width_noise(self, request: Request, output_ids: Sequence[int], widths: Sequence[int]) -> tuple[float, float]:

@@ -73,6 +73,41 @@ class Drafter:
             x_bh = layer(x_bh, View(start, slots, None, rotary, slots, masks[attention]), self.cache.data[index])
         return self._norm(x_bh)
 
+    def blocks(self, embedded_nh: Tensor, roots_r: Tensor, scratch: int) -> Tensor:
+        """`block` for many roots of one text in one pass, each seeing the context before its own root alone.
+
+        Args:
+            embedded_nh: the blocks' rows, one block after the other.
+            roots_r: the roots' positions.
+            scratch: the slot, beyond the context, from which on the blocks' own keys and values are written.
+        """
+        n, block = len(embedded_nh), len(embedded_nh) // len(roots_r)
+        rows = torch.arange(n, device=self.device)
+        places_n = roots_r.repeat_interleave(block) + rows % block
+        x_nh, slots, rotary = embedded_nh, scratch + rows, self._rotary.at(places_n)
+        start = slots[0]
+        masks: dict[LayerAttention, Tensor] = {}
+        for index, (layer, attention) in enumerate(zip(self._layers, self.config.attention, strict=True)):
+            if attention not in masks:
+                masks[attention] = self._masks(attention, places_n, block, scratch)
+            view = View(start, places_n, None, rotary, slots, masks[attention])
+            x_nh = layer(x_nh, view, self.cache.data[index])
+        return self._norm(x_nh)
+
+    def _masks(self, attention: LayerAttention, places_n: Tensor, block: int, scratch: int) -> Tensor:
+        """What rows of several blocks see, at these places of the text: [n, scratch + n]."""
+        context, rows = torch.arange(scratch, device=self.device), torch.arange(len(places_n), device=self.device)
+        of_block = rows // block
+        own_nn = of_block[:, None] == of_block
+        if attention.causal:
+            own_nn = own_nn.tril()
+        before_ns = context < (places_n - rows % block)[:, None]
+        visible_ns = torch.cat([before_ns, own_nn], dim=1)
+        if attention.window:
+            distance = places_n[:, None] - torch.cat([context, places_n])
+            visible_ns = visible_ns & (distance.abs() < attention.window)
+        return additive(visible_ns, self.dtype)
+
     def _mask(self, attention: LayerAttention, start: Tensor, slots_b: Tensor, seen: int) -> Tensor:
         whole = torch.ones(len(slots_b), len(slots_b), dtype=torch.bool, device=self.device)
         visible_bs = visible(start, whole.tril() if attention.causal else whole, seen)

@@ -13,6 +13,7 @@ from methods.reference.config import DrafterConfig, TransformerConfig, drafter_c
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PREFILL_ROWS = 512  # rows of a prefill pass
+ROOTS_AT_ONCE = 16  # of a replay, drafted in one pass
 
 
 def layer_parameters(config: TransformerConfig) -> int:
@@ -110,13 +111,14 @@ def rank_bytes(spec: EngineSpec, dtype: str, method: Method) -> int:
     target = target_config(resolve(spec.model.target, weights=False))
     total, width, vocabulary = target_parameters(target) * size // tp, 1, target.vocabulary // tp
     slots = spec.max_length
-    if method.uses_drafter:
+    if method.uses_drafter or spec.replay:
         drafter = drafter_config(resolve(spec.model.drafter, weights=False))
-        width = max(method.width(drafter.block_size), drafter.block_size)
+        width, blocks = max(method.width(drafter.block_size), drafter.block_size), ROOTS_AT_ONCE if spec.replay else 1
         slots += width
         total += drafter_parameters(drafter) * size // tp + cache_bytes(drafter.transformer, slots, tp, size)
+        total += cache_bytes(drafter.transformer, (blocks - 1) * drafter.block_size, tp, size)
         total += spec.max_length * len(drafter.target_layer_ids) * target.hidden * size  # prefill features
-        total += drafter.block_size * vocabulary * (size + 4 + 8 + 4)  # draft logits, float32, keys, powers
+        total += blocks * drafter.block_size * vocabulary * (size + 4 + 8 + 4)  # draft logits, float32, keys, powers
     total += cache_bytes(target, slots, tp, size) + state_bytes(target, tp) + window_bytes(target, tp, size)
     rows = max(width, min(PREFILL_ROWS, spec.max_length))
     total += width * vocabulary * (2 * size + 4 + 8)  # verify logits and what choosing makes of them

@@ -22,6 +22,7 @@ from methods.reference.config import drafter_config, target_config
 from methods.reference.decode import Decoder
 from methods.reference.drafter import Drafter
 from methods.reference.loading import Weights
+from methods.reference.memory import ROOTS_AT_ONCE
 from methods.reference.parallel import Mailbox, Reader
 from methods.reference.reading import SEEN_STEP
 from methods.reference.target import Target
@@ -47,7 +48,7 @@ class Rank:
     def _load(self, spec: EngineSpec, dtype: torch.dtype, methods: tuple[Method, ...], device: torch.device) -> Decoder:
         seed = spec.seed if spec.model.weights == "random" else None
         folder = resolve(spec.model.target, weights=seed is None)
-        uses_drafter = any(method.uses_drafter for method in methods)
+        uses_drafter = spec.replay > 0 or any(method.uses_drafter for method in methods)
         draft_folder = resolve(spec.model.drafter, weights=seed is None) if uses_drafter else None
         draft_config = drafter_config(draft_folder) if draft_folder else None
         block = draft_config.block_size if draft_config else 1
@@ -57,7 +58,7 @@ class Rank:
         self.weights_bytes = weights.bytes
         if draft_folder and draft_config:
             weights = Weights(draft_folder, self.group, device, dtype, seed)
-            drafter = Drafter(draft_config, weights, slots)
+            drafter = Drafter(draft_config, weights, slots + (ROOTS_AT_ONCE * block if spec.replay else 0))
             self.weights_bytes += weights.bytes
         with torch.inference_mode():
             return Decoder(target, drafter)
