@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from harness import memory
+from harness.blocks import ask_in_blocks
 from harness.cells import BASELINE
 from harness.environment import environment, now_utc, tokenizer_facts
 from harness.gpu import GpuWatch
 from harness.histories import Histories, complete
 from harness.questions import Question, Questions, Renderer, source_facts
-from harness.records import Asked, Checked, Phase, Record, RecordWriter, read_json, write_json
+from harness.records import ANSWERED, REQUESTS, Asked, Checked, Phase, Record, RecordWriter, read_json, write_json
+from harness.replays import replay_all
 from harness.results import Step, Turn
 from harness.sitting import Event, EventSender, Sitting
 from harness.targets import load_class
@@ -104,8 +106,11 @@ class Worker:
             answer=prompt.answer,
         )
 
-    def _check(self, question: Question, generation: Generation, phase: Phase, repeat: int) -> Checked:
-        """Contract 1: every output through the plain target, the same output of the same prompt only once."""
+    def _check(self, question: Question, generation: Generation, phase: Phase, repeat: int) -> Checked | None:
+        """Contract 1: every output through the plain target, the same output of the same prompt only once. None where
+        the plain target has a server of its own, which checks later."""
+        if self.engine.blocks:
+            return None
         output = generation.output_ids
         key = *_turn(question), output
         if key not in self.scores:
@@ -134,7 +139,7 @@ def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
     if questions is None:
         return
     refuse_other_prompts(folder, questions.sha256)
-    spec = settings.engine_spec(questions.longest)
+    spec = replace(settings.engine_spec(questions.longest), logs=str(folder.absolute()))
     engine_class.check(spec, sitting.methods)
     if not memory.fits(engine_class, spec, sitting.methods, free_bytes, events):
         return
@@ -145,16 +150,21 @@ def work(sitting: Sitting, folder: Path, events: EventSender) -> None:
     events.send(Event("stage", text="opening the engine"))
     with (
         engine_class(spec) as engine,
-        RecordWriter(folder / "requests.jsonl") as writer,
+        RecordWriter(folder / (ANSWERED if engine_class.blocks else REQUESTS)) as writer,
     ):
         engine.open(sitting.methods)
         tolerance = engine.gap_tolerance([question.request for question in questions.warmup])
         facts |= {"engine": engine.describe(), "gap_tolerance": tolerance}
         write_json(folder / "environment.json", facts)
         worker = Worker(sitting, engine, tokenizer, writer, events, watch, tolerance)
-        warm(worker, questions)
-        ask_timed(worker, questions)
-        ask_profiled(worker, questions)
+        if engine_class.blocks:
+            ask_in_blocks(worker, questions, folder)
+            facts["engine"] = engine.describe()  # of all the servers by now
+        else:
+            warm(worker, questions)
+            ask_timed(worker, questions)
+            ask_profiled(worker, questions)
+        replay_all(sitting, folder, engine, questions, events)
     write_json(folder / "environment.json", facts | {"gpu_samples": watch.summary(), "finished_utc": now_utc()})
 
 

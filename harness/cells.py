@@ -56,6 +56,7 @@ class CellSettings:
     oracle_rate: float = 0.0
     shadow_linear: bool = False
     dump_rounds: bool = False
+    replay: int = 0
     split: str = "all"
     limit: int | None = None
     context: int | None = None
@@ -64,6 +65,8 @@ class CellSettings:
     enable_thinking: bool = False
     skip_bad: bool = False
     suite: str | None = None
+    engine_python: str | None = None
+    engine_args: str | None = None  # JSON
 
     @cached_property
     def cell_id(self) -> str:
@@ -93,7 +96,9 @@ class CellSettings:
 
     def engine_spec(self, max_length: int) -> EngineSpec:
         model = ModelSpec(self.model, self.target, self.drafter, self.weights)
-        return EngineSpec(model, self.tp, self.device, self.dtype, max_length, self.seed)
+        args = tuple(json.loads(self.engine_args).items()) if self.engine_args else ()
+        sizes = (self.tp, self.device, self.dtype, max_length, self.seed, self.replay)
+        return EngineSpec(model, *sizes, python=self.engine_python, args=args)
 
     def __str__(self) -> str:
         words = [self.model, self.workload_name, f"tp={self.tp}", f"T={self.temperature:g}", self.engine, self.device]

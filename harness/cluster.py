@@ -51,7 +51,7 @@ def work_on(
     unprofiled: list[Unprofiled] = []
     try:
         for folder, title in zip(folders, titles, strict=True):
-            if folder.pending or folder.profile_steps():
+            if folder.owes():
                 executor = _executor(cluster, root, folder.cell, command.timeout_s)
                 jobs.append((folder, executor.submit(work_cell, root, folder.cell, command, argv, title)))
                 print(f"{title}: submitted as job {jobs[-1][1].job_id}", flush=True)

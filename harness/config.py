@@ -23,9 +23,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 import workloads
 from harness.cells import CellSettings
 from harness.machine import choose_device
-from harness.targets import TYPE_WORDS, build_method, inexact, load_class
+from harness.targets import TYPE_WORDS, build_method, build_tracker, inexact, load_class
 from harness.tracker import Tracker
 from methods.base import Engine, Inspect, Method, Refusal, Sampling, Weights
+from methods.locate import shaped
 from workloads.contexts import SMALLEST
 from workloads.splits import SPLITS
 
@@ -34,10 +35,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass
-class TargetConfig:
-    """A group option that only names a class."""
+class EngineConfig:
+    """An engine's class, and, where it runs servers, what starts them and the arguments they get beside its own."""
 
     _target_: str = MISSING
+    python: str | None = None
+    args: Any = None  # a mapping; one that is there already could not be given other keys
 
 
 @dataclass
@@ -81,10 +84,10 @@ class CommandConfig:
     """The top level of conf/config.yaml, where the defaults and their comments are."""
 
     method: dict[str, Any] = field(default_factory=dict)
-    engine: TargetConfig = field(default_factory=TargetConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    tracker: TargetConfig = field(default_factory=TargetConfig)
+    tracker: dict[str, Any] = field(default_factory=dict)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     budget: int = MISSING
     tp: int = MISSING
@@ -97,6 +100,7 @@ class CommandConfig:
     oracle_rate: float = MISSING
     shadow_linear: bool = MISSING
     dump_rounds: bool = MISSING
+    replay: int = MISSING
     repeats: int = MISSING
     device: str = MISSING
     dtype: str = MISSING
@@ -124,8 +128,9 @@ class Command:
     dry_run: bool
     retry_failed: bool
     overwrite: bool
-    tracker: type[Tracker]
+    tracker: Tracker
     cluster: Cluster | None
+    sweep: str = ""  # the hash of the command's cells, once they are gathered
 
 
 @dataclass(frozen=True)
@@ -198,8 +203,10 @@ def _refuse_out_of_range(plain: CommandConfig) -> None:
         value = getattr(plain, name)
         if value < 1:
             raise Refusal(f"{name}={value} is not accepted: an integer of at least 1 is.")
-    if plain.seed < 0:
-        raise Refusal(f"seed={plain.seed} is not accepted: an integer of at least 0 is.")
+    for name in ("seed", "replay"):
+        value = getattr(plain, name)
+        if value < 0:
+            raise Refusal(f"{name}={value} is not accepted: an integer of at least 0 is.")
     if plain.concurrency != 1:
         raise Refusal(f"concurrency={plain.concurrency} is not accepted: requests are answered one at a time, so 1 is.")
     if not plain.timeout_s > 0:
@@ -235,10 +242,16 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         for name in ("oracle_rate", "shadow_linear", "dump_rounds"):
             if value := getattr(plain, name):
                 raise Refusal(f"{name}={value} is not accepted: engine={engine.name} cannot look into its rounds.")
+    if plain.temperature and not engine.samples:
+        raise Refusal(
+            f"temperature={plain.temperature:g} is not accepted: engine={engine.name} samples by other noise, so 0 is."
+        )
+    if plain.replay and not engine.replays:
+        raise Refusal(f"replay={plain.replay} is not accepted: engine={engine.name} cannot replay a text.")
     return CellSettings(
         engine_target=plain.engine._target_,
-        target=plain.model.target,
-        drafter=plain.model.drafter,
+        target=_model(plain, "target"),
+        drafter=_model(plain, "drafter"),
         weights=cast(Weights, plain.model.weights),
         workload=plain.workload.name,
         workload_path=plain.workload.path,
@@ -265,7 +278,29 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         oracle_rate=plain.oracle_rate,
         shadow_linear=plain.shadow_linear,
         dump_rounds=plain.dump_rounds,
+        replay=plain.replay,
+        engine_python=plain.engine.python,
+        engine_args=_engine_args(plain.engine, engine),
     )
+
+
+def _engine_args(config: EngineConfig, engine: type[Engine]) -> str | None:
+    """The arguments for an engine's servers, as JSON; None without any."""
+    for name in ("python", "args"):
+        if getattr(config, name) is not None and not engine.blocks:
+            raise Refusal(
+                f"engine.{name}={getattr(config, name)} is not accepted: engine={engine.name} runs no server."
+            )
+    if config.args is None:
+        return None
+    if not isinstance(config.args, dict):
+        raise Refusal(
+            f"engine.args={config.args} is not accepted: arguments by their names are, as in {{block_size: 32}}."
+        )
+    for name, value in config.args.items():
+        if not isinstance(value, str | int | float | bool):
+            raise Refusal(f"engine.args.{name}={value} is not accepted: a text, a number, true or false is.")
+    return json.dumps(config.args, sort_keys=True) if config.args else None
 
 
 def _own_suite(workload: WorkloadConfig) -> str | None:
@@ -277,6 +312,12 @@ def _own_suite(workload: WorkloadConfig) -> str | None:
             f"workload.suite differs from that of workload={workload.name}: another suite needs another workload.name."
         )
     return None
+
+
+def _model(plain: CommandConfig, part: str) -> str:
+    """The target or the drafter; random weights need a shape alone, which may come with this package."""
+    reference: str = getattr(plain.model, part)
+    return shaped(plain.model.name, part, reference) if plain.model.weights == "random" else reference
 
 
 def _device(plain: CommandConfig) -> Literal["cpu", "cuda"]:
@@ -297,6 +338,6 @@ def _command(plain: CommandConfig) -> Command:
         dry_run=plain.dry_run,
         retry_failed=plain.retry_failed,
         overwrite=plain.overwrite,
-        tracker=load_class(plain.tracker._target_, Tracker, "tracker._target_"),  # type: ignore[type-abstract]
+        tracker=build_tracker(plain.tracker),
         cluster=Cluster(plain.cluster.executor, plain.cluster.parameters) if plain.cluster.executor else None,
     )

@@ -79,6 +79,7 @@ class GpuWatch:
                 "power_limit_w": self._ask("nvmlDeviceGetEnforcedPowerLimit", handle, convert=_thousandth),
                 "sm_clock_max_hz": self._clock("nvmlDeviceGetMaxClockInfo", handle, "NVML_CLOCK_SM"),
                 "memory_clock_max_hz": self._clock("nvmlDeviceGetMaxClockInfo", handle, "NVML_CLOCK_MEM"),
+                "memory_bus_bits": self._ask("nvmlDeviceGetMemoryBusWidth", handle),
                 "persistence_mode": self._ask("nvmlDeviceGetPersistenceMode", handle, convert=bool),
                 "mig_mode": self._ask("nvmlDeviceGetMigMode", handle, convert=lambda modes: bool(modes[0])),
                 "compute_processes": self._ask("nvmlDeviceGetComputeRunningProcesses", handle, convert=len),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,7 +17,7 @@ PLAIN_EVERY_S = 10.0
 
 
 @dataclass
-class _Rate:
+class Rate:
     """An arm's running counts in this sitting."""
 
     later_tokens: int = 0
@@ -30,12 +31,22 @@ class _Rate:
         self.rounds += event.rounds
         self.accepted += event.accepted
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after each request's first over the time they took; NaN before there are any."""
+        return self.later_tokens / self.decode_s if self.decode_s else math.nan
+
+    @property
+    def acceptance_length(self) -> float:
+        """1 + accepted a round so far, over uncut rounds; NaN before there is one."""
+        return 1 + self.accepted / self.rounds if self.rounds else math.nan
+
     def __str__(self) -> str:
         words = []
         if self.decode_s:
-            words.append(f"{self.later_tokens / self.decode_s:.1f} tokens/s")
+            words.append(f"{self.tokens_per_s:.1f} tokens/s")
         if self.rounds:
-            words.append(f"acceptance length {1 + self.accepted / self.rounds:.2f}")
+            words.append(f"acceptance length {self.acceptance_length:.2f}")
         return ", ".join(words)
 
 
@@ -50,7 +61,7 @@ class Progress:
     arm: str = ""
     stage: str = "starting"
     began: float = field(default_factory=time.monotonic)
-    rates: dict[str, _Rate] = field(default_factory=dict)
+    rates: dict[str, Rate] = field(default_factory=dict)
     _first: float | None = None
     _printed: float = 0.0
     _live: Live | None = None
@@ -80,7 +91,7 @@ class Progress:
             self._first = self._first or time.monotonic() - event.decode_s
         if event.kind == "done" and event.timed:
             self.stage = ""
-            self.rates.setdefault(self.arm, _Rate()).add(event)
+            self.rates.setdefault(self.arm, Rate()).add(event)
 
     def show(self) -> None:
         """Refresh the line; call it as often as you like."""

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from io import BufferedWriter
+from io import BufferedRandom, BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 INFINITE_GAP = 1e308  # JSON has no infinity
 Phase = Literal["warmup", "timed", "sentinel", "profile"]
+REQUESTS, ANSWERED = "requests.jsonl", "answered.jsonl"  # the second: answers whose score is still to come
 KEYS = ("cell_id", "sitting", "phase", "arm", "prompt_id", "turn", "repeat")
 
 
@@ -92,11 +93,11 @@ class Looked:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished request, as a line of requests.jsonl."""
+    """One finished request, as a line of requests.jsonl, or of answered.jsonl where it is still to be checked."""
 
     asked: Asked
     generation: Generation
-    checked: Checked
+    checked: Checked | None
     text: str
     started_utc: str
     correct: bool | None = None
@@ -119,7 +120,7 @@ class Record:
             "tpot_s": None if math.isnan(done.tpot_s) else done.tpot_s,
             "rounds": done.rounds,
             "tree_checksum": done.tree_checksum,
-            **vars(self.checked),
+            **(vars(self.checked) if self.checked else {}),
             **vars(Looked.into(done.inspected)),
             "peak_mem_bytes": done.peak_mem_bytes,
             "energy_j": self.energy_j,
@@ -157,15 +158,20 @@ class RecordWriter:
         if rounds := record.dumped_rounds():
             with self._rounds.open("ab") as file:
                 file.writelines(map(_line, rounds))
-        self._file.write(_line(record.line()))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        append_line(self._file, record.line())
 
     def __enter__(self) -> RecordWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._file.close()
+
+
+def append_line(file: BufferedWriter | BufferedRandom, content: dict[str, Any]) -> None:
+    """Add a line; it is on disk when this returns."""
+    file.write(_line(content))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -196,9 +202,9 @@ def _replace(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def sitting_lines(cell_folder: Path) -> list[dict[str, Any]]:
-    """Every record of a cell, in the order of its sittings."""
-    files = sorted(cell_folder.glob("sittings/*/requests.jsonl"), key=lambda path: int(path.parent.name))
+def sitting_lines(cell_folder: Path, name: str = "requests.jsonl") -> list[dict[str, Any]]:
+    """Every record of a cell, or every line of another file, in the order of its sittings."""
+    files = sorted(cell_folder.glob(f"sittings/*/{name}"), key=lambda path: int(path.parent.name))
     return [line for path in files for line in read_lines(path)]
 
 

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from harness.cells import BASELINE, Arm, Cell, digest
-from harness.records import SCHEMA_VERSION, fold, read_json, sitting_lines, write_json
-from methods.base import Refusal
+from harness.records import ANSWERED, SCHEMA_VERSION, fold, read_json, sitting_lines, write_json
+from harness.targets import load_class
+from methods.base import Engine, Refusal
 
 Status = Literal["pending", "complete", "invalid", "failed"]
 LOG_TAIL_LINES = 30
 ORPHANS_S = 10.0
 SAMPLES = 3
+REPLAY = "replay"  # what stands for an arm where AR's text is replayed
+REPLAYS = "replay.jsonl"
 
 
 class Turn(NamedTuple):
@@ -61,6 +64,14 @@ def plan(pending: Iterable[str], turns: Sequence[Turn], repeats: int, seed: int,
                 place = (seed, repeat, prompt_id, *([turn] if turn else []))
                 steps.append(Step(repeat, prompt_id, _ranked(owed | {BASELINE.arm}, *place), turn))
     return steps
+
+
+def in_blocks(steps: Sequence[Step], arms: Sequence[str]) -> list[Step]:
+    """The same requests arm by arm: the first half of the steps in the arms' order, the other half in the reverse, so
+    that the first arm (AR) begins and ends and the last one has a single block in the middle."""
+    middle = (len(steps) + 1) // 2
+    halves = ((steps[:middle], list(arms)), (steps[middle:], list(reversed(arms))))
+    return [step._replace(arms=(arm,)) for half, order in halves for arm in order for step in half if arm in step.arms]
 
 
 def _ranked(arms: Iterable[str], *place: object) -> tuple[str, ...]:
@@ -224,7 +235,9 @@ class CellFolder:
 
     def steps(self) -> list[Step]:
         settings, names = self.cell.settings, [arm.name for arm in self.pending]
-        return plan(names, self.turns, settings.repeats, settings.seed, self._records()[0])
+        done = self._records()[0] | _timed(sitting_lines(self.path, ANSWERED))
+        steps = plan(names, self.turns, settings.repeats, settings.seed, done)
+        return in_blocks(steps, [arm.name for arm in self.cell.arms]) if self._engine.blocks else steps
 
     @property
     def samples(self) -> tuple[str, ...]:
@@ -233,12 +246,26 @@ class CellFolder:
 
     def profile_steps(self, without: Collection[str] = ()) -> list[Step]:
         """The requests with timed stages that are owed, of every arm that is or is to be complete."""
+        if not self._engine.profiles:
+            return []
         lines = [line for line in sitting_lines(self.path) if line["phase"] == "profile"]
         done = {(line["arm"], line["prompt_id"], line["turn"], line["repeat"]) for line in lines}
         names = [arm.name for arm in self.cell.arms if self.status(arm) in ("pending", "complete")]
         owing = [name for name in names if name not in without]
         turns = self.turns if self.cell.settings.inspect.wanted else [Turn(prompt_id) for prompt_id in self.samples]
         return plan(owing, turns, 1, self.cell.settings.seed, done)
+
+    def owed_replays(self, without: Collection[str] = ()) -> list[Turn]:
+        """The turns whose replay is owed, in the order asked; none where AR's answers are not to be had."""
+        wanted = self.cell.settings.replay and REPLAY not in without
+        if not wanted or self.status(self.cell.arms[0]) not in ("pending", "complete"):
+            return []
+        done = {(line["prompt_id"], line["turn"]) for line in sitting_lines(self.path, REPLAYS)}
+        return [turn for turn in self.turns if turn not in done]
+
+    def owes(self, without: Collection[str] = ()) -> bool:
+        """Whether anything is left to do, but for what is given up (`without`)."""
+        return bool(self.pending or self.profile_steps(without) or self.owed_replays(without))
 
     def next_sitting(self) -> Path:
         """A fresh folder for a sitting, numbered after those that are there."""
@@ -258,10 +285,11 @@ class CellFolder:
         for line in lines:
             if wrong := line["true_violations"] + line["oracle_disagreements"]:
                 broken[line["arm"]] = broken.get(line["arm"], 0) + wrong
-        timed = [line for line in lines if line["phase"] == "timed"]
-        paired = {_place(line) for line in timed if line["arm"] == BASELINE.arm}
-        done = {(line["arm"], *_place(line)[1:]) for line in timed if _place(line) in paired}
-        return done, broken
+        return _timed(lines), broken
+
+    @property
+    def _engine(self) -> type[Engine]:
+        return load_class(self.cell.settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
 
     def _stored(self, arm: str) -> dict[str, Any] | None:
         path = self.path / "arms" / f"{arm}.json"
@@ -282,6 +310,13 @@ class CellFolder:
             "fingerprints": self.fingerprints,
         }
         write_json(self.path / "arms" / f"{arm.name}.json", content)
+
+
+def _timed(lines: Iterable[dict[str, Any]]) -> Done:
+    """The timed requests that form a ratio."""
+    timed = [line for line in lines if line["phase"] == "timed"]
+    paired = {_place(line) for line in timed if line["arm"] == BASELINE.arm}
+    return {(line["arm"], *_place(line)[1:]) for line in timed if _place(line) in paired}
 
 
 def _place(line: dict[str, Any]) -> tuple[int, str, int, int]:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -25,10 +25,11 @@ from harness.overview import print_overview
 from harness.process import Outcome, sit
 from harness.progress import Progress
 from harness.questions import prompts_sha256, turns, workload_of
-from harness.results import CellFolder, Lock, log_tail
+from harness.records import sitting_lines
+from harness.results import REPLAY, CellFolder, Lock, log_tail
 from harness.sitting import Event, Sitting
 from harness.targets import load_class
-from harness.tracker import Tracker
+from harness.tracker import Listener
 from methods.base import Engine, Refusal
 from methods.locate import fingerprint, resolve
 
@@ -44,7 +45,9 @@ def execute(jobs: Sequence[Job], argv: Sequence[str]) -> int:
     cells = gather((job.cell, job.method) for job in jobs)
     for cell in cells:
         _check(cell)
-    root = Path(command.results_dir) if command.results_dir else RUNS / command_hash(cells)
+    command.tracker.check()
+    command = replace(command, sweep=command_hash(cells))
+    root = Path(command.results_dir) if command.results_dir else RUNS / command.sweep
     if command.dry_run:
         print_overview(console, cells, root)
         return 0
@@ -74,11 +77,12 @@ def _check(cell: Cell) -> None:
 
 
 class Unprofiled(NamedTuple):
-    """Arms of a cell whose timed requests are done and whose stages could not be timed."""
+    """Arms of a cell whose timed requests are done and whose stages could not be timed, or the cell's replay."""
 
     cell_id: str
     arms: list[str]
     reason: str
+    missing: str = "stage times"
 
 
 @dataclass
@@ -113,37 +117,47 @@ class Runner:
 
     def work_through(self, titles: Sequence[str]) -> None:
         """Work every cell here, one after the other."""
-        tracker = self.command.tracker()
+        tracker = self.command.tracker.open(self.command.sweep)
         try:
             for folder, title in zip(self.folders, titles, strict=True):
                 self._work(folder, title, tracker)
         finally:
             tracker.close()
 
-    def _work(self, folder: CellFolder, title: str, tracker: Tracker) -> None:
-        """Sit until every arm of the cell is complete, invalid or failed and has its stages timed; each sitting
-        settles at least one arm, or gives up timing the stages of one."""
+    def _work(self, folder: CellFolder, title: str, tracker: Listener) -> None:
+        """Sit until every arm of the cell is complete, invalid or failed and has its stages timed, and AR's texts are
+        replayed where that is asked; each sitting settles at least one arm, or gives up timing the stages of one or
+        replaying."""
         without: set[str] = set()
+        if owing := folder.owes():
+            tracker.cell_began(folder.path, sum(line["phase"] == "timed" for line in sitting_lines(folder.path)))
         try:
-            while (before := folder.pending) or folder.profile_steps(without):
-                place, outcome = self._sit(folder, title, without)
+            while folder.owes(without):
+                before = folder.pending
+                place, outcome = self._sit(folder, title, without, tracker)
                 folder.settle()
+                reason = outcome.reason or next(iter(outcome.unfit.values()), "the cell's process ended early")
                 if folder.pending:
                     self._blame(folder, place, outcome)
                 elif owed := {arm for step in folder.profile_steps(without) for arm in step.arms}:
                     guilty = owed & {outcome.arm, *outcome.unfit} - {BASELINE.arm} or owed
                     without |= guilty
-                    reason = outcome.reason or next(iter(outcome.unfit.values()), "the cell's process ended early")
                     self.unprofiled.append(Unprofiled(folder.cell.cell_id, sorted(guilty), reason))
+                elif folder.owed_replays(without):
+                    without.add(REPLAY)
+                    self.unprofiled.append(Unprofiled(folder.cell.cell_id, [REPLAY], reason, "budget curve"))
                 for arm in before:
                     if folder.status(arm) != "pending":
                         tracker.arm_ended(folder.path, arm.name, folder.status(arm))
         finally:
             folder.finish()
+            if owing:
+                tracker.cell_ended(folder.path)
 
-    def _sit(self, folder: CellFolder, title: str, without: Collection[str]) -> tuple[Path, Outcome]:
+    def _sit(self, folder: CellFolder, title: str, without: Collection[str], tracker: Listener) -> tuple[Path, Outcome]:
         steps, profile = folder.steps(), folder.profile_steps(without)
-        asked = {arm for step in (*steps, *profile) for arm in step.arms}
+        replay = folder.owed_replays(without)
+        asked = {arm for step in (*steps, *profile) for arm in step.arms} | {BASELINE.arm}
         arms = [arm for arm in folder.cell.arms if arm.name in asked]
         place = folder.next_sitting()
         order = Sitting(
@@ -156,6 +170,7 @@ class Runner:
             profile=tuple(profile),
             fingerprints=folder.fingerprints,
             argv=self.argv,
+            replay=tuple(replay),
         )
         with Progress(self.console, title, order.requests) as progress:
 
@@ -164,6 +179,8 @@ class Runner:
                     progress.show()
                 else:
                     progress.take(event)
+                    if event.kind == "done" and event.timed:
+                        tracker.request_ended(event)
 
             outcome = sit(order.write(place), self.lock, self.command.timeout_s, listen)
         how = "ended" if outcome.reason is None else f"stopped ({outcome.reason})"
@@ -200,8 +217,8 @@ class Runner:
         for status in ("failed", "invalid"):
             for folder, arm in by_status[status]:
                 print(f"{status}: {arm.name} in cell {folder.cell.cell_id}: {folder.reason(arm)}", file=sys.stderr)
-        for cell_id, names, reason in self.unprofiled:
-            print(f"no stage times: {', '.join(names)} in cell {cell_id}: {reason}", file=sys.stderr)
+        for cell_id, names, reason, missing in self.unprofiled:
+            print(f"no {missing}: {', '.join(names)} in cell {cell_id}: {reason}", file=sys.stderr)
         if finished:
             print(f"{len(finished)} of {len(arms)} arms had ended before and were not run again:")
             for folder in self.folders:

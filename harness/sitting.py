@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from harness.cells import CellSettings
 from harness.records import read_json, write_json
-from harness.results import Step
+from harness.results import Step, Turn
 from harness.targets import build_method
 from methods.base import Method
 
@@ -21,7 +21,8 @@ from methods.base import Method
 @dataclass(frozen=True)
 class Sitting:
     """One stretch of a cell's work in one process: the arms' methods, the timed steps they owe, the prompts that AR
-    answers at start, middle and end of those to show a drift, and the steps whose stages are timed afterwards."""
+    answers at start, middle and end of those to show a drift, the steps whose stages are timed afterwards, and the
+    turns whose AR text is replayed at the very end."""
 
     number: int
     settings: CellSettings
@@ -32,6 +33,7 @@ class Sitting:
     profile: tuple[Step, ...]
     fingerprints: dict[str, str]
     argv: tuple[str, ...]
+    replay: tuple[Turn, ...] = ()
 
     def write(self, folder: Path) -> Path:
         path = folder / "sitting.json"
@@ -44,6 +46,7 @@ class Sitting:
             "profile": self.profile,
             "fingerprints": self.fingerprints,
             "argv": self.argv,
+            "replay": self.replay,
         }
         write_json(path, content)
         return path
@@ -62,6 +65,7 @@ class Sitting:
             _steps(content["profile"]),
             content["fingerprints"],
             tuple(content["argv"]),
+            tuple(Turn(*turn) for turn in content["replay"]),
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from omegaconf import MissingMandatoryValue, OmegaConf, ValidationError
 
+from harness.tracker import Tracker
 from methods.base import Method, Refusal
 
 T = TypeVar("T")
@@ -43,29 +44,41 @@ def inexact(kind: Any, value: Any) -> bool:
 
 def build_method(config: Mapping[str, Any]) -> Method:
     """The method a YAML of settings and a `_target_` describes, checked against the dataclass's fields."""
+    return _build(config, Method, "method")  # type: ignore[type-abstract]
+
+
+def build_tracker(config: Mapping[str, Any]) -> Tracker:
+    """The tracker a YAML of settings and a `_target_` describes, likewise."""
+    return _build(config, Tracker, "tracker")  # type: ignore[type-abstract]
+
+
+def _build(config: Mapping[str, Any], base: type[T], group: str) -> T:
     settings = {name: value for name, value in config.items() if name != "_target_"}
     if not isinstance(config.get("_target_"), str):
-        raise Refusal("method has no _target_: the dotted name of a methods.base.Method class is needed.")
-    method_class = load_class(config["_target_"], Method, "method._target_")  # type: ignore[type-abstract]
-    fields = {f.name: f.type for f in dataclasses.fields(method_class)}  # type: ignore[arg-type]
+        raise Refusal(
+            f"{group} has no _target_: the dotted name of a {base.__module__}.{base.__name__} class is needed."
+        )
+    found = load_class(config["_target_"], base, f"{group}._target_")
+    called = getattr(found, "name", found.__name__)
+    fields = {f.name: f.type for f in dataclasses.fields(found)}  # type: ignore[arg-type]
     for name, value in settings.items():
         if name not in fields:
             known = ", ".join(fields) or "none"
-            raise Refusal(f"method.{name}={value} is not accepted: {method_class.name}'s settings are: {known}.")
+            raise Refusal(f"{group}.{name}={value} is not accepted: {called}'s settings are: {known}.")
         if inexact(fields[name], value):
-            raise Refusal(f"method.{name}={value} is not accepted: {TYPE_WORDS[fields[name]]} is.")
+            raise Refusal(f"{group}.{name}={value} is not accepted: {TYPE_WORDS[fields[name]]} is.")
     try:
-        method = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(method_class), settings))
+        built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(found), settings))
     except MissingMandatoryValue as error:
-        raise Refusal(f"method.{error.full_key} is missing: {method_class.name} needs it.") from error
+        raise Refusal(f"{group}.{error.full_key} is missing: {called} needs it.") from error
     except ValidationError as error:
         name = str(error.full_key)
         kind = TYPE_WORDS.get(fields.get(name), f"a value of type {fields.get(name)}")
-        raise Refusal(f"method.{name}={settings.get(name)} is not accepted: {kind} is.") from error
-    assert isinstance(method, Method)
-    return method
+        raise Refusal(f"{group}.{name}={settings.get(name)} is not accepted: {kind} is.") from error
+    assert isinstance(built, base)
+    return built
 
 
-def target_of(thing: Method) -> str:
-    """The `_target_` that names this method's class again."""
+def target_of(thing: Method | Tracker) -> str:
+    """The `_target_` that names this method's or tracker's class again."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -23,6 +23,7 @@ from methods.base import (
     Method,
     OracleCheck,
     Refusal,
+    Replay,
     Request,
     Round,
     Score,
@@ -60,6 +61,7 @@ class FakeEngine(Engine):
 
     name: ClassVar[str] = "fake"
     inspects: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     @classmethod
     def check(cls, spec, methods) -> None:
@@ -96,6 +98,15 @@ class FakeEngine(Engine):
         right = truth(request)
         return Score(tuple(0.0 if mine == true else 9.0 for mine, true in zip(output_ids, right, strict=True)))
 
+    def replay(self, request, output_ids, budget) -> Replay:
+        """What `rounds` says of every width: half of it is accepted, at most BLOCK − 1."""
+        time.sleep(REQUEST_S)
+        if os.environ.get("FAKE_REPLAY_FAILS") == request.prompt_id:
+            raise RuntimeError("the replay went wrong")
+        left = [len(output_ids) - 1 - root for root in range(len(output_ids) - 1)]
+        places = tuple(tuple(2 * d for d in range(1, min(BLOCK - 1, n, budget // 2) + 1)) for n in left)
+        return Replay(budget, places, tuple(min(n, (BLOCK - 1) // 2) for n in left), 0.5)
+
     def gap_tolerance(self, requests) -> float:
         assert requests
         return 1e-3
@@ -108,10 +119,11 @@ class FakeEngine(Engine):
 
 
 class BlindEngine(FakeEngine):
-    """Cannot look into its rounds."""
+    """Cannot look into its rounds or replay a text."""
 
     name: ClassVar[str] = "blind"
     inspects: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
 
 
 def look(one: Round, inspect: Inspect, fault: str) -> Inspected:

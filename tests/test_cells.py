@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import pytest
 from fake_engine import Faulty
 
 from harness.cells import Arm, CellSettings, command_hash, gather
-from harness.results import Turn, plan
+from harness.results import Turn, in_blocks, plan
 from methods.autoregressive import Autoregressive
 from methods.base import Refusal
 from methods.ddtree import DDTree
@@ -145,3 +146,18 @@ def test_an_arm_added_later_brings_ar_and_leaves_the_order():
     steps = plan(["ddtree-16"], PROMPTS, 1, 0, set())
     whole = plan(ARMS, PROMPTS, 1, 0, set())
     assert [step.arms for step in steps] == [tuple(a for a in step.arms if a != "dflash") for step in whole]
+
+
+def test_blocks_ask_the_same_with_the_baseline_at_both_ends():
+    steps = plan(ARMS, PROMPTS[:5], 1, 0, set())
+    blocks = in_blocks(steps, ARMS)
+    arms = [step.arms[0] for step in blocks]
+    assert [arm for arm, _ in itertools.groupby(arms)] == [*ARMS, "dflash", "autoregressive"]
+    assert sorted((*step[:2], arm) for step in steps for arm in step.arms) == sorted(
+        (*step[:2], *step.arms) for step in blocks
+    )
+    assert [arms.count(arm) for arm in ARMS] == [5, 5, 5] and arms[3:] != arms[:3]
+
+
+def test_one_prompt_in_blocks_is_asked_of_every_arm_once():
+    assert [step.arms for step in in_blocks(plan(ARMS, PROMPTS[:1], 1, 0, set()), ARMS)] == [(arm,) for arm in ARMS]

@@ -140,7 +140,7 @@ SWEEPS = {  # what is left of the experiment's own sweep once budgets and worklo
 
 def test_every_experiment_says_what_it_answers():
     files = sorted((CONF / "experiment").glob("*.yaml"))
-    assert {file.stem for file in files} == {*SWEEPS, "null_test"}
+    assert {file.stem for file in files} == {*SWEEPS, "null_test", "replay"}
     for file in files:
         package, question, *_ = file.read_text().splitlines()
         assert package == "# @package _global_" and question.startswith("# ") and "?" in file.read_text()

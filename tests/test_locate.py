@@ -93,6 +93,6 @@ def test_auto_dtype(tmp_path):
 
 def test_random_weights_need_no_hub_where_the_shape_is_here(tmp_path):
     assert locate.shaped("qwen3_8b", "target", "Qwen/Qwen3-8B") == "shape:qwen3_8b/target"
-    assert locate.shaped("llama31_8b", "target", "meta-llama/Llama-3.1-8B-Instruct") == "meta-llama/Llama-3.1-8B-Instruct"
+    assert locate.shaped("llama31_8b", "target", "meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
     assert locate.shaped("qwen3_8b", "target", str(tmp_path)) == str(tmp_path)
     assert locate.resolve("shape:qwen3_8b/target").is_dir()

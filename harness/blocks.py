@@ -1,0 +1,105 @@
+"""Sittings whose arms run as blocks, because changing the arm means another server: AR – methods – AR.
+
+The first half of the prompts is asked of AR, then of every method; the other half of every method the other way round,
+and at last of AR. So each prompt's ratio is formed from blocks on both sides of the same middle, which a steady drift
+leaves as it is, and AR's two blocks, with the sentinel's prompts at the very start and the very end, show the drift.
+
+Outputs are scored by AR's server, and so only in its blocks. Until then a request stands in `answered.jsonl`, on disk
+before the next one starts, and joins `requests.jsonl` with its score. What a killed sitting left unscored the next one
+scores.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.cells import BASELINE
+from harness.questions import Question, Questions
+from harness.records import ANSWERED, KEYS, REQUESTS, Checked, append_line, read_lines
+from harness.results import Turn
+from harness.sitting import Event
+from methods.base import Engine, Method, Request, Sampling, Score
+
+if TYPE_CHECKING:
+    from harness.cell import Worker
+
+START, END = 0, 2  # the sentinel's places; in the middle there is no AR server
+
+
+def ask_in_blocks(worker: Worker, questions: Questions, folder: Path) -> None:
+    """The timed requests, block by block, and every score that the cell still owes. `folder` is the sitting's."""
+    scores = Scores(worker.engine, folder.parent, worker.sitting.settings.sampling, worker.tolerance)
+    methods = {method.arm: method for method in worker.sitting.methods}
+    scores.settle(worker.events.send)
+    steps = worker.sitting.steps
+    if not steps:
+        return
+    stretches = [(arm, list(block)) for arm, block in itertools.groupby(steps, lambda step: step.arms[0])]
+    if stretches[-1][0] != BASELINE.arm:
+        stretches.append((BASELINE.arm, []))
+    for place, (arm, block) in enumerate(stretches):
+        _warm(worker, methods[arm], [*questions.warmup, *questions.shapes], place)
+        if place == 0:
+            _watch(worker, questions, START)
+        for step in block:
+            worker.answer(methods[arm], questions.asked[Turn(step.prompt_id, step.turn)], "timed", step.repeat)
+        if place == len(stretches) - 1:
+            _watch(worker, questions, END)
+        if arm == BASELINE.arm:
+            scores.settle(worker.events.send)
+
+
+def _warm(worker: Worker, method: Method, asked: Sequence[Question], place: int) -> None:
+    """A server that has just started, in every shape that will be timed."""
+    for index, question in enumerate(asked):
+        worker.events.send(Event("stage", text=f"warming up {method.arm}, prompt {index + 1} of {len(asked)}"))
+        worker.answer(method, question, "warmup", repeat=place)
+
+
+def _watch(worker: Worker, questions: Questions, place: int) -> None:
+    worker.events.send(Event("stage", text="watching for drift"))
+    for prompt_id in worker.sitting.sentinel:
+        worker.answer(BASELINE, questions.asked[Turn(prompt_id)], "sentinel", repeat=place)
+
+
+class Scores:
+    """Scores what a cell's sittings have answered. The same output of the same prompt is scored once."""
+
+    def __init__(self, engine: Engine, sittings: Path, sampling: Sampling, tolerance: float) -> None:
+        self._engine, self._sittings, self._sampling, self._tolerance = engine, sittings, sampling, tolerance
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Score] = {}
+
+    def settle(self, send: Callable[[Event], None]) -> None:
+        """Give every answered request of the cell its line in requests.jsonl."""
+        for answered in sorted(self._sittings.glob(f"*/{ANSWERED}")):
+            lines = read_lines(answered)
+            baseline = {_place(line): line["output_ids"] for line in lines if line["arm"] == BASELINE.arm}
+            with answered.with_name(REQUESTS).open("a+b") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)  # a line that a kill tore
+                done = {_key(line) for line in read_lines(answered.with_name(REQUESTS))}
+                for index, line in enumerate(lines):
+                    if _key(line) not in done:
+                        send(Event("stage", text=f"scoring, request {index + 1} of {len(lines)}"))
+                        reference = baseline.get(_place(line))
+                        match = None if reference is None else reference == line["output_ids"]
+                        checked = Checked.from_score(self._score(line), self._tolerance, match)
+                        append_line(file, {**line, **vars(checked)})
+
+    def _score(self, line: dict[str, Any]) -> Score:
+        prompt, output = tuple(line["prompt_ids"]), tuple(line["output_ids"])
+        if (prompt, output) not in self._known:
+            request = Request(line["prompt_id"], prompt, len(output), turn=line["turn"], sampling=self._sampling)
+            self._known[prompt, output] = self._engine.score(request, output, self._tolerance)
+        return self._known[prompt, output]
+
+
+def _key(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[key] for key in KEYS)
+
+
+def _place(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[key] for key in KEYS if key != "arm")

@@ -1,0 +1,239 @@
+"""Engines that run in a server of another environment: one server at a time, another for each kind of arm.
+
+An adapter says how its server is started, how it is spoken to and what its counters mean; the life of the servers, the
+times of a request and what is told when one fails are here. A request's whole time is this process's, from the call to
+the last token off the socket. How much of it was decoding is what the engine itself says: on a busy machine tokens can
+wait for a reader, and all come at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from abc import abstractmethod
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from methods.autoregressive import Autoregressive
+from methods.base import Cut, Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Round
+from methods.engines.environments import Environment, interpreter
+from methods.engines.http import STALL_S, Http, ServerError
+from methods.engines.server import PORT_TAKEN, READY_S, Launch, Server, free_port
+from methods.streaming import Chunk, StreamingClient
+
+T = TypeVar("T")
+LAST_S = 2.0  # from a broken answer until its server has ended, where it does
+PORTS = 3  # tries, where somebody else was quicker to take a port that was free
+
+
+@dataclass(frozen=True)
+class Told(Chunk):
+    """What a server tells of a request beside its tokens: the seconds from its first token to its last, how many
+    drafted tokens each verify step accepted, in order, and how many of the prompt's tokens came from a cache."""
+
+    decode_s: float = 0.0
+    accepted: tuple[int, ...] = ()
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers, under a name nobody else has."""
+
+    server: Server
+    http: Http
+    model: str
+    arguments: tuple[str, ...]
+
+
+class ServedEngine(Engine):
+    """What the adapters share. Arms whose servers take the same arguments share one."""
+
+    blocks: ClassVar[bool] = True
+    profiles: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
+    environments: ClassVar[dict[str, Environment]]  # by device
+    ready_s: ClassVar[float] = READY_S  # how long a server may take to start
+    stall_s: ClassVar[float] = STALL_S  # how long a request may wait for the next thing
+    own_arguments: ClassVar[tuple[str, ...]]  # those that `engine.args` cannot set
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._running: Running | None = None
+        self._scratch: Path | None = None
+        self._started = 0
+        self._facts: dict[str, str | int | float] = {}
+
+    @classmethod
+    def check_environment(cls, spec: EngineSpec) -> None:
+        """Refuse arguments that the harness sets itself, and an environment that is not there."""
+        for name, value in spec.args:
+            if name.replace("_", "-") in cls.own_arguments:
+                raise Refusal(f"engine.args.{name}={value} is not accepted: the harness sets --{name} itself.")
+        interpreter(cls.environments[spec.device], spec.python)
+
+    @abstractmethod
+    def arguments(self, method: Method) -> list[str]:
+        """The words that follow the interpreter for a server of this method, all but its name and its port."""
+
+    @abstractmethod
+    def address(self, model: str, port: int) -> list[str]:
+        """The words that give a server its name and its port."""
+
+    @abstractmethod
+    def variables(self) -> dict[str, str]:
+        """What the server's process gets in its environment."""
+
+    @abstractmethod
+    def client(self, running: Running) -> StreamingClient:
+        """Speaks to the server; its last chunk is a `Told`."""
+
+    @abstractmethod
+    async def ready(self, http: Http, model: str) -> bool:
+        """Whether the server of this name answers requests."""
+
+    @abstractmethod
+    async def facts(self, running: Running) -> dict[str, str | int | float]:
+        """What a server says of itself, for the records."""
+
+    def open(self, methods: Sequence[Method]) -> None:
+        self.serving(methods[0])
+
+    def generate(
+        self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
+    ) -> Generation:
+        running = self.serving(method)
+        chunks, start_s = self.within(running, _read(self.client(running), request))
+        told = chunks[-1]
+        if not isinstance(told, Told):
+            raise ServerError("the answer came without its figures")
+        if told.cached_tokens:
+            raise ServerError(f"{told.cached_tokens} tokens of the prompt came from a cache, which has to be off")
+        last_s = max(chunk.time_s for chunk in chunks if chunk.token_ids)
+        reason = next(chunk.finish_reason for chunk in chunks if chunk.finish_reason)
+        output = tuple(token for chunk in chunks for token in chunk.token_ids)
+        decode_s = min(told.decode_s, last_s - start_s)
+        return Generation(
+            output_ids=output,
+            finish_reason=reason,
+            rounds=rounds(told.accepted, len(output), reason),
+            ttft_s=last_s - start_s - decode_s,
+            decode_s=decode_s,
+        )
+
+    def serving(self, method: Method) -> Running:
+        """The server for this method, started now unless it is the one that runs."""
+        arguments = tuple(self.arguments(method))
+        if self._running is None or self._running.arguments != arguments:
+            self._stop()
+            self._running = self._start(method, arguments)
+        return self._running
+
+    def within(self, running: Running, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` with a server. Where that fails the error tells how the server ended, and its last lines."""
+        try:
+            return asyncio.run(work)
+        except ServerError as error:
+            ended = running.server.ended(LAST_S)
+            self._stop()
+            told = error if ended is None else ServerError(f"{running.server.launch.name} {ended}: {error}")
+            told.add_note(running.server.last_lines())
+            raise told from None
+
+    def _start(self, method: Method, arguments: tuple[str, ...]) -> Running:
+        for last in (*[False] * (PORTS - 1), True):
+            port, model = free_port(), f"{self.name}-{secrets.token_hex(8)}"
+            python = interpreter(self.environments[self.spec.device], self.spec.python)
+            log = self._logs() / f"server-{self._started}-{method.arm}.log"
+            command = (str(python), *arguments, *self.address(model, port))
+            name = f"the {self.name} server of {method.arm}"
+            self._started += 1
+            server, http = Server(Launch(name, command, self.variables(), log)), Http(port, self.stall_s)
+            running = Running(server, http, model, arguments)
+            try:
+                server.wait(lambda r=running: self._answers(r), self.ready_s)  # type: ignore[misc]
+                self._facts |= asyncio.run(self.facts(running))
+                self._facts[f"server_{method.arm}"] = " ".join(arguments)
+                return running
+            except ServerError as error:
+                server.close()
+                if not last and PORT_TAKEN in str(error).lower():
+                    continue
+                error.add_note(server.last_lines())
+                raise
+            except BaseException:
+                server.close()
+                raise
+        raise AssertionError("the last try returns or raises")
+
+    def _answers(self, running: Running) -> bool:
+        try:
+            return asyncio.run(self.ready(running.http, running.model))
+        except ServerError:
+            return False
+
+    def _logs(self) -> Path:
+        if self.spec.logs is not None:
+            return Path(self.spec.logs)
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix=f"{self.name}-logs-"))
+        return self._scratch
+
+    def describe(self) -> dict[str, str | int | float]:
+        python = interpreter(self.environments[self.spec.device], self.spec.python)
+        return {
+            "engine": self.name,
+            "device": self.spec.device,
+            "tp": self.spec.tp,
+            "python": str(python),
+            **self._facts,
+        }
+
+    def close(self) -> None:
+        self._stop()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.server.close()
+            self._running = None
+
+
+async def _read(client: StreamingClient, request: Request) -> tuple[list[Chunk], float]:
+    """The chunks of one answer, and when it was asked for."""
+    start_s = asyncio.get_running_loop().time()
+    async with aclosing(client.stream(request)) as stream:
+        chunks = [chunk async for chunk in stream]
+    if not any(chunk.token_ids for chunk in chunks):
+        raise ServerError("the answer holds no token")
+    if not any(chunk.finish_reason for chunk in chunks):
+        raise ServerError("the answer has no finish reason")
+    return chunks, start_s
+
+
+def rounds(accepted: Sequence[int], n_output: int, reason: Cut) -> tuple[Round, ...]:
+    """A request's rounds from what its verify steps accepted, in order; the first token is the prompt's.
+
+    The engines count what a step accepted, whether or not it was kept: the step that reached the end is cut here as the
+    reference engine cuts it. Tokens that no counted step emitted came one by one, from steps without a draft.
+    """
+    left, found = n_output - 1, []
+    for count in accepted:
+        if not left:
+            raise ServerError(f"the server counts {len(accepted)} verify steps for {n_output} tokens, too many")
+        emitted = min(count + 1, left)
+        found.append(Round(min(count, emitted), emitted, "" if emitted == count + 1 else reason))
+        left -= emitted
+    return (*found, *[Round(0, 1, "")] * left)
+
+
+def is_plain(method: Method) -> bool:
+    """Whether a method's server has no speculative decoding at all."""
+    return isinstance(method, Autoregressive)

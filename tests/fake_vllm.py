@@ -1,0 +1,148 @@
+"""vLLM's server without vLLM: its command line, its completions as streams of token ids, its figures, its faults.
+
+A script; `engine.python` is a wrapper that runs it. `FAKE_VLLM` is a fault, as `ARM:FAULT`, of the server of that arm:
+`exit` (before it is ready), `port` (taken, once), `mute` (never ready), `500`, `hang`, `die`, `cut`, `garbage`,
+`shape`, `abort`, `cached`, `many` (more verify steps than tokens), `lie` (another text).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+STEP = 4  # tokens a verify step emits
+
+
+def following(token: int) -> int:
+    """The token after another: the whole model."""
+    return (token * 31 + 7) % 997
+
+
+def truth(prompt: list[int], n: int) -> list[int]:
+    found = [following(prompt[-1])]
+    while len(found) < n:
+        found.append(following(found[-1]))
+    return found
+
+
+def option(name: str) -> str | None:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
+
+
+SPECULATIVE = option("--speculative-config")
+ARM = "dflash" if SPECULATIVE else "autoregressive"
+FAULT = os.environ.get("FAKE_VLLM", ":").removeprefix(f"{ARM}:") if ARM in os.environ.get("FAKE_VLLM", "") else ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words):
+        pass
+
+    def do_GET(self):
+        if FAULT == "mute":
+            time.sleep(600)
+        found = {"/v1/models": {"data": [{"id": option("--served-model-name")}]}, "/version": {"version": "0.0.fake"}}
+        self.whole(200, found[self.path])
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["model"] == option("--served-model-name") and asked["temperature"] == 0.0
+        if "prompt_logprobs" in asked:
+            return self.whole(
+                200, {"choices": [{"prompt_logprobs": [None, *map(self.row, asked["prompt"], asked["prompt"][1:])]}]}
+            )
+        assert asked["ignore_eos"] and asked["stream"]
+        if FAULT == "500":
+            return self.whole(500, {"error": {"message": "out of memory"}})
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with suppress(BrokenPipeError):
+            self.stream(asked)
+
+    @staticmethod
+    def row(before: int, token: int):
+        best = following(before)
+        found = {str(token): {"logprob": 0.0 if token == best else -9.0, "rank": 1 if token == best else 2}}
+        return found | {str(best): {"logprob": 0.0, "rank": 1}}
+
+    def whole(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def event(self, data: bytes):
+        piece = b"data: " + data + b"\n\n"
+        self.wfile.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
+        self.wfile.flush()
+
+    def stream(self, asked):
+        tokens = truth(asked["prompt"], asked["max_tokens"])
+        stops = [at for at, token in enumerate(tokens) if token in asked["stop_token_ids"]]
+        reason = "stop" if stops else "length"
+        tokens = tokens[: stops[0] + 1] if stops else tokens
+        if FAULT == "lie":
+            tokens[-1] += 1
+        step = STEP if SPECULATIVE else 1
+        pieces = [tokens[:1], *(tokens[at : at + step] for at in range(1, len(tokens), step))]
+        for index, piece in enumerate(pieces):
+            end = index == len(pieces) - 1
+            ending = "abort" if FAULT == "abort" else reason
+            self.event(
+                json.dumps({"choices": [{"token_ids": piece, "finish_reason": ending if end else None}]}).encode()
+            )
+            if index == 1:
+                self.fault()
+        metrics = {"generation_time_ms": 0.001 * (len(tokens) - 1)}
+        if SPECULATIVE:
+            steps = [STEP - 1] * (len(pieces) - 1 + 2 * (FAULT == "many"))
+            metrics["speculative_decoding"] = {"per_step_accepted": steps}
+        usage = {"prompt_tokens_details": {"cached_tokens": 16 if FAULT == "cached" else 0}}
+        self.event(json.dumps({"choices": [], "usage": usage, "metrics": metrics}).encode())
+        self.event(b"[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def fault(self):
+        if FAULT == "hang":
+            time.sleep(600)
+        if FAULT == "die":
+            print("RuntimeError: CUDA error: an illegal memory access", flush=True)
+            os._exit(3)
+        if FAULT == "cut":
+            self.connection.shutdown(socket.SHUT_RDWR)
+        if FAULT == "garbage":
+            self.event(b"{\x00oops")
+        if FAULT == "shape":
+            self.event(b'{"choices": 7}')
+
+
+def main():
+    assert sys.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert "--no-enable-prefix-caching" in sys.argv
+    assert bool(SPECULATIVE) == ("--per-request-spec-decode-metrics" in sys.argv)
+    print(f"fake vLLM of {ARM}", flush=True)
+    if FAULT == "exit":
+        print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
+        sys.exit(1)
+    marker = Path("port-was-taken")
+    if FAULT == "port" and not marker.exists():
+        marker.touch()
+        print("OSError: [Errno 98] Address already in use", flush=True)
+        sys.exit(1)
+    subprocess.Popen(["sleep", "600"], start_new_session=True)  # a worker that leaves the group
+    ThreadingHTTPServer(("127.0.0.1", int(option("--port"))), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
