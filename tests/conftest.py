@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from fake_world import FakeWorld
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # files are shared out over the cores already
 
 
 @pytest.fixture
