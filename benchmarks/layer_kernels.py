@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from graph_clock import seconds
 from torch import Tensor
 
 from methods.reference.kernels import attention, launch, layers, products
@@ -53,26 +53,6 @@ class Spare(NamedTuple):
 
 def made(*shape: int, scale: float = 1.0) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, scale)
-
-
-def seconds(calls: Sequence[Callable[[], object]], replays: int = 9) -> float:
-    """Seconds a call takes: all of them in one CUDA graph, the median replay over their number."""
-    for call in calls[:1]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times: list[float] = []
-    for _ in range(replays + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times[2:]) / len(calls)
 
 
 def floors() -> tuple[float, float]:

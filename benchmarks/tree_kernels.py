@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Sequence
 
 import torch
+from graph_clock import seconds
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -34,23 +34,8 @@ CACHED = 2**26  # bytes a second-level cache may hold
 
 
 def milliseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """What a call takes: all of them in one CUDA graph, the median replay over their number."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times: list[float] = []
-    for _ in range(REPLAYS + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times[2:]) / len(calls)
+    """What a call takes."""
+    return 1e3 * seconds(calls, REPLAYS)
 
 
 def drafts(vocabulary: Vocabulary) -> list[Tensor]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import pytest
 import torch
 from test_decode import CPU, PlantedDecoder, autoregressive, check_counts, prompt
-from test_parallel import opened, outputs, weights_bytes
+from test_parallel import check_ranks, opened, outputs
 from test_target import read
 from tiny_models import save_drafter, save_target
 
@@ -52,14 +50,7 @@ def test_every_method_writes_the_targets_own_text(family, tmp_path):
 def test_ranks_agree_with_one_and_hold_their_share(folders):
     target, drafter = folders
     spec = EngineSpec(ModelSpec("random", str(target), str(drafter)), max_length=128)
-    with opened(spec, 1) as engine:
-        expected, (whole,) = outputs(engine), weights_bytes(engine)
-    for tp in (2, 4):
-        with opened(spec, tp) as engine:
-            assert outputs(engine) == expected
-            shares = weights_bytes(engine)
-            assert len(shares) == tp and max(shares) <= whole * (1 / tp + 0.10)
-        assert not multiprocessing.active_children()
+    check_ranks(spec)
 
 
 def test_random_weights_need_only_the_shape(folders):

@@ -36,6 +36,7 @@ class Drafter:
         self._layers = [Layer(shape, weights, f"layers.{i}", mixer) for i, mixer in enumerate(self._mixers)]
         self._norm = Norm(shape, weights, "norm.weight", shape.hidden)
         self.cache = Cache(shape, slots, weights.group, weights.device, weights.dtype)
+        self._memories = list(self.cache.data)
         self._rotary = Rotary(shape.rope, shape.rotary_dim, slots, weights.device, weights.dtype)
         self._stack = fast_stack(shape, self._layers, self._norm, self._rotary, weights, config.attention)
 
@@ -48,7 +49,7 @@ class Drafter:
         share_cf = features_cf[:, self._feature_share]
         if self._stack is not None:
             projected = self.group.sum(self._stack.product(share_cf, self._fc))
-            self._stack.store(self._context_norm(projected), self._stack.place(start, slots), list(self.cache.data))
+            self._stack.store(self._context_norm(projected), self._stack.place(start, slots), self._memories)
             return
         context = self._context_norm(self.group.sum(F.linear(share_cf, self._fc)))
         view = View(start, slots, None, self._rotary.at(slots), slots, slots)
@@ -64,7 +65,7 @@ class Drafter:
         """
         x_bh, slots = embedded_bh, start + torch.arange(len(embedded_bh), device=self.device)
         if self._stack is not None:
-            return self._stack(x_bh, self._stack.place(start, slots), list(self.cache.data))[0]
+            return self._stack(x_bh, self._stack.place(start, slots), self._memories)[0]
         rotary = self._rotary.at(slots)
         masks: dict[LayerAttention, Tensor] = {}
         for index, (layer, attention) in enumerate(zip(self._layers, self.config.attention, strict=True)):

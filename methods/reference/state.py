@@ -63,13 +63,12 @@ class State:
 
     def begin(self, request: Request, root: Tensor) -> None:
         """The prompt is read and its first token chosen."""
-        stop_ids = stop_row(request, self.root.device)
         self.root.copy_(root)
         self.root_at.fill_(len(request.prompt_ids))
         self.written.fill_(1)
         self.limit.fill_(request.max_new_tokens)
-        self.stop_ids.copy_(stop_ids)
-        self.finished.copy_(torch.isin(root, stop_ids) | (request.max_new_tokens == 1))
+        self.stop_ids.copy_(stop_row(request, self.root.device))
+        self.finished.copy_(self._stops(root) | (request.max_new_tokens == 1))
         self.rounds.zero_()
         self.noise.fill_(noise_key(request))
         self.checksum.zero_()
@@ -82,7 +81,7 @@ class State:
             tokens_d: after depth d comes the target's choice: a node's token, or, at depth `accepted`, the bonus.
         """
         depths_d = torch.arange(len(tokens_d), device=tokens_d.device)
-        stops_d = (tokens_d[:, None] == self.stop_ids).any(dim=1) & (depths_d <= accepted)  # torch.isin waits
+        stops_d = self._stops(tokens_d) & (depths_d <= accepted)
         until_stop = torch.where(stops_d, depths_d, len(depths_d)).amin() + 1
         emitted = torch.minimum(torch.minimum(accepted + 1, until_stop), self.limit - self.written)
         emitted = torch.where(self.finished, 0, emitted)
@@ -96,6 +95,10 @@ class State:
         self.finished.logical_or_(stopped | (self.written == self.limit))
         self.root.copy_(tokens_d.index_select(0, accepted[None])[0])  # [accepted] would read it on the host
         self.root_at.add_(torch.where(self.finished, 0, accepted + 1))
+
+    def _stops(self, tokens: Tensor) -> Tensor:
+        """Whether each token is a stop. (torch.isin would wait for the device.)"""
+        return (tokens[..., None] == self.stop_ids).any(dim=-1)
 
 
 def stop_row(request: Request, device: torch.device) -> Tensor:

@@ -82,7 +82,7 @@ class Stack:
         for layer, cache_kv in zip(self._layers, memories, strict=True):
             mixer = layer.mixer
             assert isinstance(mixer, Attention)
-            self._stored(mixer, product(x_nh, mixer.key_value), place, cache_kv, heads=0)
+            self._stored(mixer, self.product(x_nh, mixer.key_value), place, cache_kv, heads=0)
 
     def _one(
         self, x_1h: Tensor, place: Spot, memories: Sequence[Any], features: Sequence[int]
@@ -114,7 +114,7 @@ class Stack:
             if index - 1 in features:
                 kept[index - 1] = x_nh
             if isinstance(layer.mixer, Attention):
-                qkv = product(normed_nh, layer.mixer.qkv)
+                qkv = self.product(normed_nh, layer.mixer.qkv)
                 attended = self._attended(layer.mixer, qkv, place, index, memories[index])
                 delta = self._part(attended, layer.mixer.out)
             else:
@@ -151,25 +151,21 @@ class Stack:
             gated=mixer.gated and heads > 0,
         )
 
-    def product(self, x_nk: Tensor, weight_ok: Tensor) -> Tensor:
+    @staticmethod
+    def product(x_nk: Tensor, weight_ok: Tensor) -> Tensor:
         """x times a weight's transpose, [n, o]."""
-        return product(x_nk, weight_ok)
+        if len(x_nk) == 1:
+            return products.gemv(x_nk, weight_ok)
+        return products.narrow(x_nk, weight_ok) if products.narrow_pays(len(x_nk), 1) else F.linear(x_nk, weight_ok)
 
     def _part(self, x_nk: Tensor, weight_hk: Tensor) -> Tensor:
         """What a block adds, summed over ranks; over one rank possibly in parts, for the next norm to add."""
         if self._group.size == 1 and products.narrow_pays(len(x_nk), PARTS):
             return products.narrow(x_nk, weight_hk, parts=PARTS)
-        return self._group.sum(product(x_nk, weight_hk))
+        return self._group.sum(self.product(x_nk, weight_hk))
 
     def _normed(self, x_nh: Tensor, norm: Norm) -> Tensor:
         return layers.add_norm(x_nh, None, *norm.scale)[1]
-
-
-def product(x_nk: Tensor, weight_ok: Tensor) -> Tensor:
-    """x times a weight's transpose, [n, o]."""
-    if len(x_nk) == 1:
-        return products.gemv(x_nk, weight_ok)
-    return products.narrow(x_nk, weight_ok) if products.narrow_pays(len(x_nk), 1) else F.linear(x_nk, weight_ok)
 
 
 def activated(x_nh: Tensor, gate_up: Tensor) -> Tensor:
