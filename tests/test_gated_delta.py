@@ -322,7 +322,7 @@ def test_a_tree_of_one_branch_is_the_chain_bit_for_bit(target):
 
 
 @given(n=st.integers(2, 24), seed=st.integers(0, 99), length=st.integers(1, 20), row=st.integers(0, 23))
-@settings(max_examples=15, deadline=None)
+@settings(derandomize=True, max_examples=15, deadline=None)
 @torch.inference_mode()
 def test_the_state_after_commit_is_that_of_reading_the_text(target, n, seed, length, row):
     parents, prompt = scattered(n, seed), [(5 * i + seed) % 203 for i in range(length)]
