@@ -193,7 +193,7 @@ def _attend(
             v = tl.load(value_at + block * KEYS * D)
             acc = tl.dot(p.to(v.dtype), v, acc * keep_m[:, None], input_precision=PRECISION)
             top_m = new_m
-    if SEES == 1:  # nothing is to be seen beyond the last row's own slot
+    if SEES == 1 or SEES == 2:  # nothing is to be seen beyond the last row's own slot: parents come before children
         last = tl.minimum((tl.program_id(0) * ROWS + ROWS - 1) // G, n - 1)
         high = tl.minimum(high, prefix + last // KEYS + 1)
     for block in range(whole, high):
