@@ -66,7 +66,7 @@ class Bench:
         return tree.build(candidates, torch.zeros((), dtype=torch.int64, device=self.device), budget)
 
     def verify(self, draft: tree.Tree) -> Tensor:
-        ancestry = Ancestry(draft.parents_n, tree.visibility(draft.parents_n, DEPTH))
+        ancestry = self.target.descent(draft.parents_n, DEPTH)
         view = self.target.view(self.start, tree.positions(draft, self.start), ancestry, self.seen)
         return self.target.logits(self.target.forward(draft.tokens_n, view)[0]).argmax(dim=-1)
 

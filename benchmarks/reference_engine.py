@@ -1,23 +1,28 @@
 """How near the reference engine is to the hardware: floor, matrix products alone, and whole rounds, by method.
 
-    python benchmarks/reference_engine.py [--model qwen3_8b] [--tp 1] [--context 512] [--budgets 64,256,1024]
+    python benchmarks/reference_engine.py [--model qwen3_8b] [--tp 1,2] [--context 512] [--budgets 64,256,1024]
 
 Random weights of a published pair's shape, on GPUs. Three lines of defence against flattering oneself: the floor is
 bytes over the copy bandwidth and operations over the matrix rate, both measured here and now; the products are all of
 a round's matrix products through cuBLAS in one CUDA graph; a round is the product's own graph, draft to commit, on a
 text that grows. The drafter computes its block, then its probabilities are replaced by ones of a realistic tree; the
-target computes its choices, then they are replaced so that walks of mean depth 5.5 are committed. JSON comes last.
+target computes its choices, then they are replaced so that walks of mean depth 5.5 are committed. Over several ranks
+floor and products are one rank's, and the round is timed a second time with all collectives left out: the difference
+is what the ranks' meeting costs. JSON comes last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from multiprocessing import get_context
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +37,7 @@ from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.reference.clock import STAGES, Clock, StageClock
 from methods.reference.decode import Decoder
+from methods.reference.parallel import Group
 from methods.reference.ranks import Rank
 from methods.reference.rounds import Cycle
 from methods.reference.tree import Candidates
@@ -71,7 +77,7 @@ class ForcedCycle(Cycle):
         depths = torch.arange(self._depth_limit + 1, device=chosen.device)
         rows_d = (self.draft.depths_n == depths[:, None]).to(torch.int64).argmax(dim=1)  # the chain of first choices
         there_d = self.draft.depths_n[rows_d] == depths
-        wanted = self._walks[self._state.rounds % len(self._walks)]
+        wanted = self._walks.index_select(0, self._state.rounds[None] % len(self._walks))  # [rounds] would be read
         next_d = torch.where(there_d[1:] & (depths[1:] <= wanted), self.draft.tokens_n[rows_d[1:]], self._stranger)
         return self._stranger.expand(len(chosen)).index_copy(0, rows_d[:-1], next_d)
 
@@ -88,6 +94,8 @@ class Row:
     stages: dict[str, float]
     accepted: float
     peak_gib: float
+    apart: float | None = None  # a round of ranks that do not meet
+    round_by_rank: list[float] = field(default_factory=list)
 
     @property
     def overhead(self) -> float:
@@ -117,10 +125,10 @@ def between(step: Callable[[], object], times: int) -> list[float]:
 
 
 def ceilings(device: torch.device) -> tuple[float, float]:
-    """Copy bandwidth in bytes/s and bf16 matrix rate in operations/s, measured."""
+    """Bandwidth of a copying kernel in bytes/s (a graph's own copies are slower) and bf16 operations/s, measured."""
     source = torch.randn(2**28, device=device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / timed(lambda: target.copy_(source)) * 1e3
+    bandwidth = 2 * source.nbytes / timed(lambda: torch.mul(source, 1.0, out=target)) * 1e3
     left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     rate = 2 * 8192**3 / timed(lambda: left @ right) * 1e3
     return bandwidth, rate
@@ -171,11 +179,7 @@ def measure(decoder: Decoder, method: Method, request: Request, bandwidth: float
     runner.prepare(slots, by_stage=False)
     runner.prepare(slots, by_stage=True)
     torch.cuda.reset_peak_memory_stats()
-    whole: list[float] = []
-    off = StageClock(Clock(device), on=False)
-    for _ in range(REPEATS):
-        decoder._feed(decoder._prefill(method, request))
-        whole += between(lambda: runner.run(slots, off, by_stage=False), ROUNDS)
+    whole = rounds(decoder, method, request)
     log = decoder._state.log[: ROUNDS + 1, 0].float().mean()
     decoder._feed(decoder._prefill(method, request))
     clock = StageClock(Clock(device), on=True)
@@ -186,60 +190,125 @@ def measure(decoder: Decoder, method: Method, request: Request, bandwidth: float
     stages = {name: getattr(total, f"{name}_s") / ROUNDS * 1e3 for name in STAGES}
     floor = max(size / bandwidth, operations / rate) * 1e3
     peak = torch.cuda.max_memory_allocated() / 2**30
-    return Row(method.arm, width, floor, alone, statistics.median(whole), stages, float(log), peak)
+    row = Row(method.arm, width, floor, alone, whole, stages, float(log), peak)
+    return row if decoder.target.group.size == 1 else split(row, decoder, method, request)
 
 
-def report(rows: list[Row], title: str, facts: dict[str, Any]) -> None:
+def rounds(decoder: Decoder, method: Method, request: Request) -> float:
+    """Median milliseconds of a captured round."""
+    runner, slots, off = decoder._runner(method, Sampling()), decoder.target.cache.slots, Clock(decoder.device)
+    runner.prepare(slots, by_stage=False)
+    times: list[float] = []
+    for _ in range(REPEATS):
+        decoder._feed(decoder._prefill(method, request))
+        times += between(lambda: runner.run(slots, StageClock(off, on=False), by_stage=False), ROUNDS)
+    return statistics.median(times)
+
+
+def split(row: Row, decoder: Decoder, method: Method, request: Request) -> Row:
+    """A row's figures over ranks: each one's round, and a round in which each takes its own part for the sum."""
+    group, add_norm = decoder.target.group, Group.add_norm
+    by_rank = group.gather(torch.tensor([row.round], device=decoder.device), dim=0).tolist()
+    decoder._runners.clear()
+    with patch.multiple(
+        Group,
+        sum=lambda group, tensor: tensor,
+        max=lambda group, tensor: tensor,
+        gather=lambda group, tensor, dim: torch.cat([tensor] * group.size, dim),
+        add=lambda group, x, part: part,
+        add_norm=lambda group, x, part, *norm: add_norm(Group(), x, part, *norm),
+    ):
+        apart = rounds(decoder, method, request)
+    decoder._runners.clear()
+    group.barrier()
+    return replace(row, apart=apart, round_by_rank=by_rank)
+
+
+def report(rows: list[Row], facts: dict[str, Any]) -> None:
+    names = ["arm", "width", "floor", "products", "round", "÷ floor", "÷ products", *STAGES, "accepted"]
+    split_up = facts["tp"] > 1
+    ceiling = f"{facts['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, {facts['operations_per_s'] / 1e12:.0f} TFLOP/s"
     table = Table(
-        "arm", "width", "floor", "products", "round", "÷ floor", "÷ products", *STAGES, "accepted", title=title
-    )
+        *names, *(["apart", "meeting"] if split_up else []),
+        title=f"{facts['model']}, {facts['dtype']}, tp {facts['tp']}{', ' + facts['collectives'] if split_up else ''}, "
+        f"{facts['context']} tokens, {facts['gpu']}: {ceiling}",
+    )  # fmt: skip
     for row in rows:
         times = [row.floor, row.products, row.round, row.round / row.floor, row.round / row.products]
         cells = [f"{value:.2f}" for value in (*times, *row.stages.values(), row.accepted)]
+        if row.apart is not None:
+            cells += [f"{row.apart:.2f}", f"{1 - row.apart / row.round:.0%}"]
         table.add_row(row.arm, str(row.width), *cells)
     console = Console(width=150)
     console.print(table)
     console.print("milliseconds a round; stages as graphs of their own; accepted: drafted tokens committed a round")
-    print(json.dumps({**facts, "rows": [{**vars(row), "overhead": row.overhead} for row in rows]}))
+    if split_up:
+        console.print("apart: the round with all collectives left out; meeting: what they are of the round")
 
 
-def work(rank: int, options: argparse.Namespace, port: int) -> None:
+def scaling(found: list[tuple[dict[str, Any], list[Row]]]) -> None:
+    """Rounds at several tensor-parallel sizes, each against the first."""
+    sizes = [facts["tp"] for facts, _ in found]
+    table = Table("arm", *(f"tp {size}" for size in sizes), *(f"{size} ÷ {sizes[0]}" for size in sizes[1:]),
+                  *(f"efficiency {size}" for size in sizes[1:]))  # fmt: skip
+    for rows in zip(*(rows for _, rows in found), strict=True):
+        times = [row.round for row in rows]
+        ratios = [time / times[0] for time in times[1:]]
+        gains = [sizes[0] / (ratio * size) for ratio, size in zip(ratios, sizes[1:], strict=True)]
+        table.add_row(rows[0].arm, *(f"{value:.2f}" for value in (*times, *ratios)), *(f"{gain:.0%}" for gain in gains))
+    Console(width=150).print(table)
+
+
+def work(rank: int, tp: int, options: argparse.Namespace, port: int, found: Any) -> None:
     methods = [Autoregressive(), DFlash(), *(DDTree(int(b)) for b in options.budgets.split(","))]
     model = ModelSpec(options.model, f"shape:{options.model}/target", f"shape:{options.model}/drafter", "random")
     length = options.context + ROUNDS * 17 + 64
-    spec = EngineSpec(model, options.tp, "cuda", options.dtype, max_length=length)
+    spec = EngineSpec(model, tp, "cuda", options.dtype, max_length=length)
     torch.cuda.set_device(rank)
     bandwidth, rate = ceilings(torch.device("cuda", rank))
-    decoder = Rank(spec, options.dtype, tuple(methods), rank, port, None)._decoder
+    own = Rank(spec, options.dtype, tuple(methods), rank, port, None)
+    decoder = own._decoder
     decoder.cycle_type = ForcedCycle
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, decoder.target.config.vocabulary - 1, (options.context,), generator=generator).tolist()
     request = Request("benchmark", tuple(ids), ROUNDS * 17 + 17)
-    rows = []
     with torch.inference_mode():
-        for method in methods:
-            rows.append(measure(decoder, method, request, bandwidth, rate))
+        rows = [measure(decoder, method, request, bandwidth, rate) for method in methods]
     if rank == 0:
-        facts = {"model": options.model, "tp": options.tp, "context": options.context, "dtype": options.dtype}
+        facts = {"model": options.model, "tp": tp, "context": options.context, "dtype": options.dtype}
         facts |= {"gpu": torch.cuda.get_device_name(), "bandwidth_bytes_per_s": bandwidth, "operations_per_s": rate}
-        title = f"{options.model}, {options.dtype}, tp {options.tp}, {options.context} tokens, {facts['gpu']}: "
-        report(rows, title + f"{bandwidth / 1e12:.2f} TB/s, {rate / 1e12:.0f} TFLOP/s", facts)
+        facts |= {"collectives": own.group.way} if tp > 1 else {}
+        report(rows, facts)
+        found.put((facts, rows))
+    del decoder
+    own.leave(together=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="qwen3_8b")
-    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--tp", default="1", help="one size, or several to compare: 1,2")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--budgets", default="16,32,64,128,256,512,1024")
     parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a CUDA device is needed: on a CPU use benchmarks/cpu.py")
-    if options.tp == 1:
-        work(0, options, 0)
-    else:
-        start_processes(work, (options, 29501), nprocs=options.tp, start_method="spawn")
+    sizes = [int(size) for size in options.tp.split(",")]
+    if max(sizes) > torch.cuda.device_count():
+        parser.error(f"--tp={options.tp} needs {max(sizes)} GPUs, {torch.cuda.device_count()} are here.")
+    found: list[tuple[dict[str, Any], list[Row]]] = []
+    for tp in sizes:  # each in processes of its own, so that none finds memory another has left full
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        queue = get_context("spawn").SimpleQueue()
+        start_processes(work, (tp, options, port, queue), nprocs=tp, start_method="spawn")
+        found.append(queue.get())
+    if len(found) > 1:
+        scaling(found)
+    runs = [{**facts, "rows": [{**asdict(row), "overhead": row.overhead} for row in rows]} for facts, rows in found]
+    print(json.dumps(runs[0] if len(runs) == 1 else {"runs": runs}))
 
 
 if __name__ == "__main__":

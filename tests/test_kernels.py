@@ -262,3 +262,32 @@ def test_narrow(n, outputs, inner, dtype):
     half = weight[: outputs // 2 * 2]
     gate, up = (x.double() @ half.double().T).chunk(2, -1)
     close(products.narrow(x, half, silu=True), F.silu(gate) * up, 2)
+
+
+@pytest.mark.parametrize("n", [1, 17])
+def test_rows_may_be_cut_out_of_wider_ones(n):
+    """As a rank's share of the features is: no kernel may take their stride for their length."""
+
+    def cut(*shape: int, seed: int = 0) -> torch.Tensor:
+        whole = made(*shape[:-1], 2 * shape[-1], seed=seed)
+        return whole[..., shape[-1] :]
+
+    weight, scale, cache, start = made(48, 64), made(64), made(2, 2, 64, 16), torch.tensor(5, device=DEVICE)
+    tables = made(64, 16), made(64, 16, seed=1)
+    places = start + torch.arange(n, device=DEVICE)
+    calls = {
+        "narrow": lambda x: products.narrow(x, weight),
+        "add_norm": lambda x: layers.add_norm(x, x, scale, 1e-6),
+        "silu_mul": layers.silu_mul,
+        "rotate": lambda x: layers.rotate_and_store(x, places, tables, None, start, cache.clone(), heads=0),
+        "gate": lambda x: layers.gate_heads(x, torch.cat([x, x, x, x], -1), 16),
+        "attention": lambda x: kernel.attention(x.unflatten(-1, (4, 16)), cache, start, causal=True),
+    }
+    if n == 1:
+        calls["gemv"] = lambda x: products.gemv(x, weight, residual=cut(1, 48))
+    for name, call in calls.items():
+        x = cut(n, 64)
+        assert n == 1 or not x.is_contiguous()
+        found, expected = call(x), call(x.contiguous())
+        for one, other in zip(*(y if isinstance(y, tuple) else (y,) for y in (found, expected)), strict=True):
+            assert torch.equal(one, other), name

@@ -16,6 +16,7 @@ from methods.autoregressive import Autoregressive
 from methods.base import Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
+from methods.locate import resolve
 from methods.reference import kernels
 from methods.reference.config import drafter_config, target_config
 from methods.reference.decode import Decoder
@@ -34,10 +35,17 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 LENGTH = 5 if INTERPRETED else 48
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    return save_target(folder / "target"), save_drafter(folder / "drafter")
+SMALL = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}  # the interpreter runs one program at a time
+
+
+@pytest.fixture(scope="module", params=["dense", "hybrid"])
+def folders(tmp_path_factory, request):
+    """A dense pair, and a hybrid one: the built-in on a GPU."""
+    if request.param == "hybrid" and not INTERPRETED:
+        return resolve("builtin:tiny_hybrid/target"), resolve("builtin:tiny_hybrid/drafter")
+    folder, family = tmp_path_factory.mktemp("pair"), "qwen3" if request.param == "dense" else "qwen3_5_text"
+    changes = SMALL if request.param == "hybrid" else {}
+    return save_target(folder / "target", family, **changes), save_drafter(folder / "drafter")
 
 
 def opened(folders, on):

@@ -127,6 +127,19 @@ def test_what_the_engine_cannot_do_is_refused_before_loading(spec):
             ReferenceEngine.check(changed, METHODS)
 
 
+def test_more_ranks_than_gpus_are_refused(spec, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(Refusal, match="tp=2 needs 2 GPUs, one a rank; here are 1"):
+        opened(replace(spec, device="cuda"), 2)
+
+
+def test_an_engine_says_by_what_its_ranks_meet(spec):
+    with opened(spec, 2) as engine:
+        assert engine.describe()["collectives"] in ("shared memory", "gloo")
+    with opened(spec, 1) as engine:
+        assert "collectives" not in engine.describe()
+
+
 def test_memory_is_known_before_loading(spec):
     with opened(spec, 1) as engine:
         whole = weights_bytes(engine)[0]

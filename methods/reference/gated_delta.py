@@ -36,6 +36,7 @@ from methods.reference.parallel import Group
 
 if TYPE_CHECKING:
     from methods.reference.attention import Ancestry, Place
+    from methods.reference.kernels.delta_traces import Traces
 
 L2_EPS = 1e-6
 BLOCK = 128  # rows of one triangular solve
@@ -64,6 +65,17 @@ class Lineage(NamedTuple):
         return Lineage(ancestry.visible_nn.double(), ~ancestry.visible_nn, torch.stack(taps, dim=1))
 
 
+class Constants(NamedTuple):
+    """What a layer knows beside its projections, float32: the convolution's taps (oldest first), the log decay's factor
+    and shift per value head, and the factors and ε of the norm of its output."""
+
+    taps_kc: Tensor
+    speed_hr: Tensor
+    shift_hr: Tensor
+    norm_e: Tensor
+    eps: float
+
+
 class Pending(NamedTuple):
     """What the rows of a pass would do to a layer's state and window, should they become text."""
 
@@ -75,11 +87,11 @@ class Pending(NamedTuple):
 
 @dataclass
 class Memory:
-    """One layer's part of a `Recurrence`, and what its last pass left pending."""
+    """One layer's part of a `Recurrence`, and what its last pass left pending; the kernels leave all layers' traces."""
 
     state_hdre: Tensor
     window_kc: Tensor
-    pending: Pending | None = None
+    pending: Pending | Traces | None = None
 
 
 class Recurrence:
@@ -115,7 +127,11 @@ class Recurrence:
 
     def commit(self, path_p: Tensor, accepted: Tensor) -> None:
         """Advance all layers along the rows `path_p[0 … accepted]` of the last pass; later entries do not count."""
-        pending = [layer.pending for layer in self.layers if layer.pending]
+        left = [layer.pending for layer in self.layers]
+        pending = [rows for rows in left if isinstance(rows, Pending)]
+        if not pending:
+            self._commit_traces(path_p, accepted)
+            return
         window, steps_p = self._windows.shape[1], torch.arange(len(path_p), device=path_p.device)
         decay_lhrp = torch.stack([rows.decay_hrn[:, :, path_p] for rows in pending])
         last_lhr1 = decay_lhrp.index_select(-1, accepted[None])
@@ -130,6 +146,13 @@ class Recurrence:
         latest = latest[accepted + 1 + torch.arange(window, device=path_p.device)]
         self._windows.copy_(torch.stack([rows.inputs_sc[latest] for rows in pending]))
 
+    def _commit_traces(self, path_p: Tensor, accepted: Tensor) -> None:
+        from methods.reference.kernels import delta_commit
+
+        traces = self.layers[0].pending
+        assert traces is not None and not isinstance(traces, Pending)
+        delta_commit.commit(self._states, self._windows, traces, path_p, accepted)
+
 
 def delta_rule(
     state_hdre: Tensor,
@@ -140,7 +163,7 @@ def delta_rule(
     rate_nhr: Tensor,
     lineage: Lineage,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gated delta rule for all rows of a tree at once, float32.
+    """The gated delta rule for all rows of a tree at once, float32 (or, for a judge, float64).
 
     Args:
         query_nhd, key_nhd: normalised; queries scaled.
@@ -153,9 +176,9 @@ def delta_rule(
     key_hnd, query_hnd, value_hrne = key_nhd.transpose(0, 1), query_nhd.transpose(0, 1), value_nhre.permute(1, 2, 0, 3)
     rate_hrn = rate_nhr.permute(1, 2, 0)
     sum_hrn = (lineage.sums_nn @ decay_nhr.double().flatten(1)).T.unflatten(0, decay_nhr.shape[1:])
-    between_hrnn = (sum_hrn[..., :, None] - sum_hrn[..., None, :]).float()
+    between_hrnn = (sum_hrn[..., :, None] - sum_hrn[..., None, :]).to(state_hdre.dtype)
     between_hrnn.masked_fill_(lineage.strangers_nn, -torch.inf).exp_()
-    decayed_hrn1 = sum_hrn.exp().float()[..., None]
+    decayed_hrn1 = sum_hrn.exp().to(state_hdre.dtype)[..., None]
     state_hdf, heads = state_hdre.flatten(2), state_hdre.shape[2:]
     recalled_hrne = (key_hnd @ state_hdf).unflatten(-1, heads).transpose(1, 2) * decayed_hrn1
     system_hrnn = (between_hrnn * (key_hnd @ key_hnd.mT)[:, None]).mul_(rate_hrn[..., None])
@@ -187,16 +210,15 @@ class GatedDeltaNet:
     """A gated delta net layer; this rank's heads. The output is a part to be summed over ranks."""
 
     def __init__(self, config: TransformerConfig, shape: GatedDelta, weights: Weights, prefix: str) -> None:
-        self._shape, self._eps, ranks = shape, config.eps, weights.group.size
+        self._shape, ranks = shape, weights.group.size
         self._heads, self._values = shape.key_heads // ranks, shape.value_heads // shape.key_heads
         keys, values = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
         read = _packed if shape.packed else _separate
-        self._in = read(shape, config.hidden, weights, prefix)
+        self.projection = read(shape, config.hidden, weights, prefix)
         blocks, channels = (keys, keys, values), shape.channels
         taps = weights.tensor(
             f"{prefix}.conv1d.weight", (channels, 1, shape.kernel), split=0, blocks=blocks, dtype=torch.float32
         )
-        self._taps_kc = taps[:, 0].T.contiguous()
 
         def vector(name: str, neutral: float) -> Tensor:  # made up: a memory of some 30 rows
             share = weights.tensor(
@@ -204,30 +226,32 @@ class GatedDeltaNet:
             )
             return share.view(self._heads, self._values)
 
-        self._speed_hr, self._shift_hr = -vector("A_log", -3.0).exp(), vector("dt_bias", 0.0)
+        speed_hr, shift_hr = -vector("A_log", -3.0).exp(), vector("dt_bias", 0.0)
+        norm_e = weights.tensor(f"{prefix}.norm.weight", (shape.value_dim,), dtype=torch.float32)
+        self.constants = Constants(taps[:, 0].T.contiguous(), speed_hr, shift_hr, norm_e, config.eps)
         # x / √(Σ x² + ε) is an RMS norm scaled by d^−½; a query is scaled by d^−½ once more
         size = torch.full((shape.key_dim,), float(shape.key_dim), device=weights.device)
         self._query_scale, self._key_scale = 1 / size, size**-0.5
-        self._norm = weights.tensor(f"{prefix}.norm.weight", (shape.value_dim,), dtype=torch.float32)
-        self._out = weights.tensor(f"{prefix}.out_proj.weight", (config.hidden, values), split=1)
+        self.out = weights.tensor(f"{prefix}.out_proj.weight", (config.hidden, values), split=1)
 
     def __call__(self, x_nh: Tensor, place: Place, memory: Memory) -> Tensor:
         """[n, hidden] → [n, hidden], this rank's part. The memory is read; what the rows did to it stays pending."""
         shape, lineage = self._shape, place.lineage
         assert lineage is not None
+        taps_kc, speed_hr, shift_hr, norm_e, eps = self.constants
         keys, heads = self._heads * shape.key_dim, (self._heads, self._values)
         values = self._heads * self._values * shape.value_dim
-        inputs, gate, rate, pace = F.linear(x_nh, self._in).split(
+        inputs, gate, rate, pace = F.linear(x_nh, self.projection).split(
             [2 * keys + values, values, heads[0] * heads[1], heads[0] * heads[1]], dim=-1
         )
         inputs_sc = torch.cat([memory.window_kc, inputs])
-        mixed = F.silu((inputs_sc[lineage.taps_nk] * self._taps_kc).sum(dim=1))
+        mixed = F.silu((inputs_sc[lineage.taps_nk] * taps_kc).sum(dim=1))
         query, key, value = mixed.split([keys, keys, values], dim=-1)
         query, key = (
             F.rms_norm(part.unflatten(-1, (self._heads, -1)), (shape.key_dim,), scale, L2_EPS / shape.key_dim)
             for part, scale in ((query, self._query_scale), (key, self._key_scale))
         )
-        decay_nhr = self._speed_hr * F.softplus(pace.float().unflatten(-1, heads) + self._shift_hr)
+        decay_nhr = speed_hr * F.softplus(pace.float().unflatten(-1, heads) + shift_hr)
         out_nhre, pseudo, sums = delta_rule(
             memory.state_hdre,
             query,
@@ -238,8 +262,8 @@ class GatedDeltaNet:
             lineage,
         )
         memory.pending = Pending(key.transpose(0, 1), pseudo, sums, inputs_sc)
-        normed = F.rms_norm(out_nhre, (shape.value_dim,), self._norm, self._eps).flatten(1)
-        return F.linear((normed * F.silu(gate.float())).to(x_nh.dtype), self._out)
+        normed = F.rms_norm(out_nhre, (shape.value_dim,), norm_e, eps).flatten(1)
+        return F.linear((normed * F.silu(gate.float())).to(x_nh.dtype), self.out)
 
 
 def _separate(shape: GatedDelta, hidden: int, weights: Weights, prefix: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from methods.base import EngineSpec, Method
+from methods.base import EngineSpec, Method, Refusal
 from methods.locate import resolve
 from methods.reference import parallel
 from methods.reference.config import drafter_config, target_config
@@ -42,7 +43,7 @@ class Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.group = parallel.join(rank, spec.tp, port, device, COLLECTIVE_TIMEOUT_S, reader)
-        self.weights_bytes = 0
+        self.weights_bytes, self._device = 0, device
         self._decoder = self._load(spec, getattr(torch, dtype), methods, device)
 
     def _load(self, spec: EngineSpec, dtype: torch.dtype, methods: tuple[Method, ...], device: torch.device) -> Decoder:
@@ -74,15 +75,28 @@ class Rank:
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._decoder, name)(*args, **kwargs)
 
+    def leave(self, *, together: bool) -> None:
+        """Leave the group for good. What is captured goes first: NCCL waits for graphs that hold its collectives."""
+        if self._device.type == "cuda":
+            if together:
+                torch.cuda.synchronize(self._device)
+            del self._decoder
+            gc.collect()
+        if self.group.size > 1:
+            parallel.leave(self.group, together=together)
+
 
 class Ranks:
     """All ranks, driven from rank 0.
 
     Raises:
+        Refusal: there are fewer GPUs than ranks.
         RuntimeError: a worker could not start or has died; the message holds its reason.
     """
 
     def __init__(self, spec: EngineSpec, dtype: str, methods: tuple[Method, ...]) -> None:
+        if spec.device == "cuda" and spec.tp > torch.cuda.device_count():
+            raise Refusal(f"tp={spec.tp} needs {spec.tp} GPUs, one a rank; here are {torch.cuda.device_count()}.")
         parallel.use_threads(spec.tp)
         port = _free_port() if spec.tp > 1 else 0
         shared = spec.tp > 1 and spec.device == "cpu" and Mailbox.usable()
@@ -110,6 +124,8 @@ class Ranks:
             raise
         self.block_size = self._rank.block_size
         self.facts: dict[str, str | int | float] = {"block_size": self.block_size, "vocab_size": self._rank.vocab_size}
+        if spec.tp > 1:
+            self.facts["collectives"] = self._rank.group.way
         self.facts |= {f"weights_bytes_rank{i}": size for i, size in enumerate(loaded)}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +147,10 @@ class Ranks:
             else:
                 worker.kill()
         with suppress(Exception):
-            parallel.leave(self._rank.group if self._rank else parallel.Group(), together=together)
+            if self._rank:
+                self._rank.leave(together=together)
+            else:
+                parallel.leave(parallel.Group(), together=False)
         for worker, pipe in self._workers:
             worker.join(GRACE_S)
             if worker.is_alive():
@@ -196,7 +215,7 @@ def _work(
         while (order := pipe.recv()) is not None:
             name, args, kwargs = order
             own.call(name, *args, **kwargs)
-        parallel.leave(own.group)
+        own.leave(together=True)
     except Exception as error:
         traceback.print_exc()
         with suppress(OSError):

@@ -85,13 +85,16 @@ class Target:
         """A tree's ancestry, in the form that this target's layers read."""
         if self._stack is None:
             return Ancestry(parents_n, tree.visibility(parents_n, depth_limit))
-        visible_nn = tree.visibility(parents_n, depth_limit) if self._recurrence else None
-        return Ancestry(parents_n, visible_nn, self._stack.words(parents_n, depth_limit))
+        words, ups_ns = self._stack.words(parents_n, depth_limit), self._stack.ups(parents_n, depth_limit)
+        needed = self._recurrence and ups_ns is None and len(parents_n) > 1
+        visible_nn = tree.visibility(parents_n, depth_limit) if needed else None
+        return Ancestry(parents_n, visible_nn, words, ups_ns=ups_ns)
 
     def view(self, start: Tensor, positions_n: Tensor, ancestry: Ancestry, seen: int) -> Place:
         """Rows at slots start … start + n − 1 and these positions in the text. `start` is a 0-dim int64."""
         delta = self.config.gated_delta
-        lineage = Lineage.of(ancestry, delta.kernel) if delta else None
+        fast = self._stack is not None and (ancestry.ups_ns is not None or len(positions_n) == 1)
+        lineage = Lineage.of(ancestry, delta.kernel) if delta and not fast else None
         if self._stack is not None:
             return self._stack.place(start, positions_n, ancestry, lineage)
         assert ancestry.visible_nn is not None

@@ -73,7 +73,7 @@ def attention(
     """Attend from n rows at slots start … start + n − 1, whose keys and values are in the cache already.
 
     Args:
-        query_nhd: rotated queries, contiguous.
+        query_nhd: rotated queries.
         cache_kv: one layer's keys and values, [2, h / g, slots, d].
         start: 0-dim int64 on the device; slots before it are seen by all rows.
         ancestors: packed words as `pack` or `descend` makes them; None: the rows see each other, or, if `causal`, those
@@ -84,7 +84,7 @@ def attention(
     Returns:
         [n, h · d] in the query's dtype.
     """
-    n, h, d = query_nhd.shape
+    (n, h, d), query_nhd = query_nhd.shape, query_nhd.contiguous()
     kv_heads, slots = cache_kv.shape[1:3]
     group = h // kv_heads
     deep = roomy(query_nhd.device)

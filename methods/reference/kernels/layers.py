@@ -32,10 +32,10 @@ def add_norm(
     Returns:
         The sum and the normed sum, both [n, h] in x's dtype.
     """
-    n, h = x_nh.shape
+    (n, h), x_nh = x_nh.shape, x_nh.contiguous()
     normed_nh = torch.empty_like(x_nh)
     sum_nh = x_nh if delta_nh is None else torch.empty_like(x_nh)
-    delta = x_nh if delta_nh is None else delta_nh
+    delta = x_nh if delta_nh is None else delta_nh.contiguous()
     parts = 0 if delta_nh is None else len(delta_nh) if delta_nh.dim() == 3 else 1
     wide = triton.next_power_of_2(h)
     _add_norm[(n,)](
@@ -72,7 +72,7 @@ def rotate_and_store(
         [n, heads, d].
     """
     kv_heads, slots, d = cache_kv.shape[1:]
-    n, (cos, sin) = len(qkv_n), tables
+    n, (cos, sin), qkv_n = len(qkv_n), tables, qkv_n.contiguous()
     query_nhd = torch.empty(n, heads, d, dtype=qkv_n.dtype, device=qkv_n.device)
     query_norm, key_norm = norms or (cos, cos)
     # one head a program for a few rows; for many, several share their row's angles. Fused multiplication and addition
@@ -89,7 +89,7 @@ def rotate_and_store(
 
 def silu_mul(gate_up_n: Tensor) -> Tensor:
     """silu(gate) · up of [n, 2 w], gate first. [n, w]."""
-    n, w = len(gate_up_n), gate_up_n.shape[1] // 2
+    n, w, gate_up_n = len(gate_up_n), gate_up_n.shape[1] // 2, gate_up_n.contiguous()
     out_nw = torch.empty(n, w, dtype=gate_up_n.dtype, device=gate_up_n.device)
     block = 1024
     _silu_mul[(n, triton.cdiv(w, block))](gate_up_n, out_nw, W=w, BLOCK=block, num_warps=4, **chain(gate_up_n.device))
@@ -98,7 +98,7 @@ def silu_mul(gate_up_n: Tensor) -> Tensor:
 
 def gate_heads(attended_nq: Tensor, qkv_n: Tensor, d: int) -> Tensor:
     """attended · sigmoid(gate), with the gates where `rotate_and_store` left them in `qkv_n`. [n, heads · d]."""
-    n, width = attended_nq.shape
+    (n, width), attended_nq, qkv_n = attended_nq.shape, attended_nq.contiguous(), qkv_n.contiguous()
     out_nq = torch.empty_like(attended_nq)
     _gate_heads[(n, width // d)](
         attended_nq,

@@ -78,7 +78,7 @@ def gemv(
     Returns:
         [1, o], or [1, o / 2] with `silu`, in x's dtype.
     """
-    outputs, inner = weight_ok.shape
+    (outputs, inner), x_1k = weight_ok.shape, x_1k.contiguous()
     outputs = outputs // 2 if silu else outputs
     rows, columns, warps = strip(inner, norm is not None, silu)
     out_1o = torch.empty(1, outputs, dtype=x_1k.dtype, device=x_1k.device)
@@ -102,7 +102,7 @@ def narrow(x_nk: Tensor, weight_ok: Tensor, *, silu: bool = False, parts: int = 
     Returns:
         [n, o] in x's dtype ([n, o / 2] with `silu`), or, for several parts, float32 [p, n, o].
     """
-    n, inner = x_nk.shape
+    (n, inner), x_nk = x_nk.shape, x_nk.contiguous()
     outputs = len(weight_ok) // 2 if silu else len(weight_ok)
     wide = min(max(16, triton.next_power_of_2(n)), 64)
     rows, columns, warps, stages = panel(inner, wide, silu, parts, x_nk.dtype, roomy(x_nk.device))

@@ -1,8 +1,9 @@
 """A transformer's layers through the kernels: the plain path's functions in as few launches as they need.
 
 One row goes through `gemv`, with norms, activation and residuals inside the products; several go through `narrow` or
-cuBLAS with one launch between two products. What the kernels do not cover (recurrent mixers, experts) is called as the
-plain path calls it. Over several ranks a block's part is summed before it is added, so residuals stay outside.
+cuBLAS with one launch between two products. What the kernels do not cover (experts, recurrent mixers over long texts)
+is called as the plain path calls it. Over several ranks a block's part is summed and added in one launch, with the next
+norm where there are several rows.
 
 Shape letters: n rows, h hidden size, d head size.
 """
@@ -10,7 +11,7 @@ Shape letters: n rows, h hidden size, d head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from methods.reference.attention import Ancestry, Attention, Place, Rotary
 from methods.reference.config import LayerAttention
-from methods.reference.kernels import attention, layers, products
+from methods.reference.gated_delta import GatedDeltaNet, Lineage, Memory
+from methods.reference.kernels import attention, delta, layers, products
+from methods.reference.kernels.delta_traces import Traces
 from methods.reference.mlp import GatedMLP
 from methods.reference.norm import Norm
 from methods.reference.parallel import Group
 
 if TYPE_CHECKING:
-    from methods.reference.gated_delta import Lineage
     from methods.reference.target import Layer
 
 PARTS = 4  # of a product whose sums the next norm adds up
@@ -32,9 +34,14 @@ PARTS = 4  # of a product whose sums the next norm adds up
 
 @dataclass(frozen=True)
 class Spot(Place):
-    """A place as the kernels read it: `words` are packed ancestors, None where the rows are a chain or a block."""
+    """A place as the kernels read it: `words` are packed ancestors, None where the rows are a chain or a block.
+
+    Recurrent layers read `ups_ns` instead, and leave `traces`; where there is a lineage they run on the plain path.
+    """
 
     words: Tensor | None
+    ups_ns: Tensor | None = None
+    traces: Traces | None = None
 
 
 class Stack:
@@ -46,10 +53,21 @@ class Stack:
         """`sights`: how each layer looks at rows that form no tree; causally where none are given."""
         self._layers, self._norm, self._rotary, self._group = stack, norm, rotary, group
         self._sights = sights or [LayerAttention(causal=True, window=0)] * len(stack)
+        recurrent = [index for index, layer in enumerate(stack) if isinstance(layer.mixer, GatedDeltaNet)]
+        self._recurrent = {index: order for order, index in enumerate(recurrent)}
 
     def words(self, parents_n: Tensor, depth_limit: int) -> Tensor:
         """A tree's ancestors as the attention kernel reads them."""
         return attention.descend(parents_n, depth_limit)
+
+    def ups(self, parents_n: Tensor, depth_limit: int) -> Tensor | None:
+        """A tree's ancestors as the recurrent layers' kernels read them; None for one row, which needs none, and where
+        the tree may be too deep."""
+        if not self._recurrent or len(parents_n) == 1 or depth_limit > delta.DEEPEST:
+            return None
+        mixer = self._layers[next(iter(self._recurrent))].mixer
+        assert isinstance(mixer, GatedDeltaNet)
+        return delta.ascend(parents_n, depth_limit, len(mixer.constants.taps_kc))
 
     def place(
         self, start: Tensor, positions_n: Tensor, ancestry: Ancestry | None = None, lineage: Lineage | None = None
@@ -59,7 +77,7 @@ class Stack:
         if ancestry and words is None and not ancestry.chain:
             assert ancestry.visible_nn is not None
             words = attention.pack(ancestry.visible_nn)
-        return Spot(start, positions_n, lineage, words)
+        return Spot(start, positions_n, lineage, words, ancestry.ups_ns if ancestry else None)
 
     def __call__(
         self, x_nh: Tensor, place: Place, memories: Sequence[Any], features: Sequence[int] = ()
@@ -74,7 +92,11 @@ class Stack:
             The final-normed rows [n, h], and the outputs asked for.
         """
         assert isinstance(place, Spot)
-        run = self._one if len(x_nh) == 1 and self._group.size == 1 else self._several
+        if self._recurrent and place.lineage is None:
+            memory = memories[next(iter(self._recurrent))]
+            traces = Traces.empty(len(self._recurrent), len(x_nh), memory.state_hdre, memory.window_kc)
+            place = replace(place, traces=traces)
+        run = self._one if len(x_nh) == 1 else self._several
         return run(x_nh, place, memories, features)
 
     def store(self, x_nh: Tensor, place: Spot, memories: Sequence[Tensor]) -> None:
@@ -92,14 +114,19 @@ class Stack:
             if isinstance(layer.mixer, Attention):
                 qkv = products.gemv(x_1h, layer.mixer.qkv, norm=layer.mixer_norm.scale)
                 attended = self._attended(layer.mixer, qkv, place, index, memories[index])
-                x_1h = products.gemv(attended, layer.mixer.out, residual=x_1h)
+                x_1h = self._grown(x_1h, attended, layer.mixer.out)
+            elif isinstance(layer.mixer, GatedDeltaNet) and place.traces:
+                projected = products.gemv(x_1h, layer.mixer.projection, norm=layer.mixer_norm.scale)
+                mixed = self._recurred(layer.mixer, projected, place, index, memories[index])
+                x_1h = self._grown(x_1h, mixed, layer.mixer.out)
             else:
-                x_1h = x_1h + layer.mixer(self._normed(x_1h, layer.mixer_norm), place, memories[index])
+                mixed = layer.mixer(self._normed(x_1h, layer.mixer_norm), place, memories[index])
+                x_1h = self._group.add(x_1h, mixed)
             if isinstance(layer.mlp, GatedMLP):
                 active = products.gemv(x_1h, layer.mlp.gate_up, norm=layer.mlp_norm.scale, silu=True)
-                x_1h = products.gemv(active, layer.mlp.down, residual=x_1h)
+                x_1h = self._grown(x_1h, active, layer.mlp.down)
             else:
-                x_1h = x_1h + layer.mlp(self._normed(x_1h, layer.mlp_norm))
+                x_1h = self._group.add(x_1h, layer.mlp(self._normed(x_1h, layer.mlp_norm)))
             if index in features:
                 kept[index] = x_1h
         return self._normed(x_1h, self._norm), kept
@@ -108,26 +135,36 @@ class Stack:
         self, x_nh: Tensor, place: Spot, memories: Sequence[Any], features: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         kept: dict[int, Tensor] = {}
-        delta: Tensor | None = None
+        added: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            x_nh, normed_nh = layers.add_norm(x_nh, delta, *layer.mixer_norm.scale)
+            x_nh, normed_nh = self._group.add_norm(x_nh, added, *layer.mixer_norm.scale)
             if index - 1 in features:
                 kept[index - 1] = x_nh
             if isinstance(layer.mixer, Attention):
                 qkv = self.product(normed_nh, layer.mixer.qkv)
                 attended = self._attended(layer.mixer, qkv, place, index, memories[index])
-                delta = self._part(attended, layer.mixer.out)
+                added = self._part(attended, layer.mixer.out)
+            elif isinstance(layer.mixer, GatedDeltaNet) and place.traces:
+                projected = self.product(normed_nh, layer.mixer.projection)
+                mixed = self._recurred(layer.mixer, projected, place, index, memories[index])
+                added = self._part(mixed, layer.mixer.out)
             else:
-                delta = self._group.sum(layer.mixer(normed_nh, place, memories[index]))
-            x_nh, normed_nh = layers.add_norm(x_nh, delta, *layer.mlp_norm.scale)
+                added = layer.mixer(normed_nh, place, memories[index])
+            x_nh, normed_nh = self._group.add_norm(x_nh, added, *layer.mlp_norm.scale)
             if isinstance(layer.mlp, GatedMLP):
-                delta = self._part(activated(normed_nh, layer.mlp.gate_up), layer.mlp.down)
+                added = self._part(activated(normed_nh, layer.mlp.gate_up), layer.mlp.down)
             else:
-                delta = self._group.sum(layer.mlp(normed_nh))
-        x_nh, normed_nh = layers.add_norm(x_nh, delta, *self._norm.scale)
+                added = layer.mlp(normed_nh)
+        x_nh, normed_nh = self._group.add_norm(x_nh, added, *self._norm.scale)
         if len(self._layers) - 1 in features:
             kept[len(self._layers) - 1] = x_nh
         return normed_nh, kept
+
+    def _recurred(self, mixer: GatedDeltaNet, projected_n: Tensor, place: Spot, index: int, memory: Memory) -> Tensor:
+        assert place.traces is not None
+        memory.pending = place.traces
+        traces = place.traces.of(self._recurrent[index])
+        return delta.mix(projected_n, mixer.constants, memory.state_hdre, memory.window_kc, place.ups_ns, traces)
 
     def _attended(self, mixer: Attention, qkv_n: Tensor, place: Spot, index: int, cache_kv: Tensor) -> Tensor:
         sight = self._sights[index]
@@ -159,10 +196,16 @@ class Stack:
         return products.narrow(x_nk, weight_ok) if products.narrow_pays(len(x_nk), 1) else F.linear(x_nk, weight_ok)
 
     def _part(self, x_nk: Tensor, weight_hk: Tensor) -> Tensor:
-        """What a block adds, summed over ranks; over one rank possibly in parts, for the next norm to add."""
-        if self._group.size == 1 and products.narrow_pays(len(x_nk), PARTS):
+        """What a block adds on this rank, possibly in parts, for the next norm to add."""
+        if products.narrow_pays(len(x_nk), PARTS) and self._group.takes_parts(len(x_nk), len(weight_hk), x_nk.dtype):
             return products.narrow(x_nk, weight_hk, parts=PARTS)
-        return self._group.sum(self.product(x_nk, weight_hk))
+        return self.product(x_nk, weight_hk)
+
+    def _grown(self, x_1h: Tensor, y_1k: Tensor, weight_hk: Tensor) -> Tensor:
+        """x and what a block adds on all ranks."""
+        if self._group.size == 1:
+            return products.gemv(y_1k, weight_hk, residual=x_1h)
+        return self._group.add(x_1h, products.gemv(y_1k, weight_hk))
 
     def _normed(self, x_nh: Tensor, norm: Norm) -> Tensor:
         return layers.add_norm(x_nh, None, *norm.scale)[1]

@@ -39,9 +39,7 @@ def candidates(logits_rv: Tensor, k: int, vocabulary: Vocabulary) -> Candidates:
     """
     keys_rk, sums_rt = best_of_part(logits_rv, min(k, vocabulary.size), vocabulary)
     group = vocabulary.group
-    if group.size > 1:
-        keys_rk = group.gather(keys_rk, dim=-1)
-        sums_rt = torch.stack([group.gather(part.contiguous(), dim=-1) for part in sums_rt.unbind(0)])
+    keys_rk, sums_rt = group.gather(keys_rk, dim=-1), group.gather(sums_rt, dim=-1)
     return in_order(keys_rk, sums_rt, min(k, vocabulary.size))
 
 
