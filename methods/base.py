@@ -142,7 +142,8 @@ class Generation:
 
     `tree_checksum` is a running checksum of every tree the request was verified with, equal on all ranks (0 where
     there is one rank). `peak_mem_bytes` is the most device memory in use during the request on a GPU, else the
-    process's peak so far; of rank 0. `inspected` has an entry a round where that was asked for.
+    process's peak so far; of rank 0. `inspected` has an entry a round where that was asked for, `widths` the rows of
+    each round's verify pass where the method adapts them.
     """
 
     output_ids: tuple[int, ...]
@@ -154,6 +155,7 @@ class Generation:
     stages: Stages | None = None
     peak_mem_bytes: int | None = None
     inspected: tuple[Inspected, ...] | None = None
+    widths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         emitted = sum(r.emitted for r in self.rounds)
@@ -242,6 +244,31 @@ class Method(ABC):
     def width(self, block_size: int) -> int:
         """Rows of the verify pass, root included, for a drafter of this block size."""
 
+    @property
+    def adapts(self) -> bool:
+        """Whether each round is verified at one of several widths, which `choose` picks once its tree is built."""
+        return False
+
+    def widths(self, block_size: int) -> tuple[int, ...]:
+        """The rows that a verify pass may have, ascending; the last is `width`."""
+        return (self.width(block_size),)
+
+    @property
+    def width_costs(self) -> tuple[float, ...] | None:
+        """Milliseconds of a round at each of `widths`, where they are a setting; None: the engine measures them."""
+        return None
+
+    def choose(self, draft: Tree, costs_w: Tensor) -> Tensor:
+        """Of a method that adapts: which of `widths` this round is verified at. A 0-dim int64 index.
+
+        The tree's first so many rows must be a tree. Static shapes and no reading of values on the host, as in `build`.
+
+        Args:
+            draft: what `build` made, of `width` rows.
+            costs_w: milliseconds of a round at each width, float64.
+        """
+        raise NotImplementedError(f"{self.arm} has one width")
+
     def candidates(self, block_size: int) -> int:
         """How many tokens per position `build` chooses from; the vocabulary's size caps it."""
         return self.width(block_size) - 1
@@ -274,8 +301,10 @@ class ModelSpec:
 @dataclass(frozen=True)
 class EngineSpec:
     """All an engine needs before it opens. `device` is `cpu` or `cuda`, `dtype` a torch name or `auto`, `replay` the
-    largest budget of replays, 0 if there will be none. For an engine with servers: `python` starts them (None: that of
-    its own environment), `args` go to them as they are, and their logs go to the folder `logs`."""
+    largest budget of replays, 0 if there will be none, `concurrency` the most requests that are answered at once. For
+    an engine with servers: `python` starts them (None: that of its own environment), `args` go to them as they are,
+    their logs go to the folder `logs`, `urls` names the ones that run already, by arm, and with `simulate_acceptance`
+    they accept so many tokens a round, whatever was drafted."""
 
     model: ModelSpec
     tp: int = 1
@@ -287,6 +316,12 @@ class EngineSpec:
     python: str | None = None
     args: tuple[tuple[str, str | int | float | bool], ...] = ()
     logs: str | None = None
+    concurrency: int = 1
+    urls: tuple[tuple[str, str], ...] = ()
+    simulate_acceptance: float | None = None
+
+
+Verify = Literal["exact", "rejection"]
 
 
 class Engine(ABC):
@@ -296,7 +331,10 @@ class Engine(ABC):
     inspects: ClassVar[bool] = False  # whether `generate` can inspect its rounds
     replays: ClassVar[bool] = False  # whether it has `replay`
     profiles: ClassVar[bool] = True  # whether `generate` can time its stages
-    samples: ClassVar[bool] = True  # whether it chooses tokens at temperatures above 0, by contract 1's noise
+    samples: ClassVar[bool] = True  # whether it chooses tokens at temperatures above 0
+    crowds: ClassVar[bool] = False  # whether it answers many requests at once; then it is a `methods.streaming.Crowded`
+    adapts: ClassVar[bool] = False  # whether a method may choose the width of each verify pass
+    simulates: ClassVar[bool] = False  # whether it can accept tokens whatever was drafted
     blocks: ClassVar[bool] = False  # whether it runs servers, one at a time, so that arms had better run as blocks
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -311,6 +349,19 @@ class Engine(ABC):
     @abstractmethod
     def memory_bytes(cls, spec: EngineSpec, method: Method) -> int:
         """Bytes that one rank needs to run `method`, from config files only."""
+
+    @classmethod
+    def verify(cls, spec: EngineSpec, method: Method, sampling: Sampling) -> Verify | None:
+        """How drafts are verified: `exact` where a drafted token has to be the one that the target chooses, with
+        contract 1's noise above temperature 0; `rejection` where it is kept or drawn anew with the probabilities that
+        leave the target's distribution as it is. None for a method that drafts nothing. Arms of unlike verification
+        have unlike acceptance."""
+        return "exact" if method.uses_drafter else None
+
+    @classmethod
+    def judges(cls, spec: EngineSpec, sampling: Sampling) -> bool:
+        """Whether `score` can tell if an output is the target's own; where it cannot, outputs stay unchecked."""
+        return True
 
     @abstractmethod
     def open(self, methods: Sequence[Method]) -> None:

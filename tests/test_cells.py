@@ -94,7 +94,13 @@ def test_two_methods_of_one_name_are_refused():
 
 
 def test_an_arm_is_told_by_class_and_settings():
-    assert Arm(DDTree(64)).settings == {"_target_": "methods.ddtree.DDTree", "budget": 64, "chain_seed": False}
+    assert Arm(DDTree(64)).settings == {
+        "_target_": "methods.ddtree.DDTree",
+        "budget": 64,
+        "chain_seed": False,
+        "growth": "fixed",
+        "costs": None,
+    }
 
 
 def test_a_setting_added_later_leaves_stored_arms_as_they_are():

@@ -23,7 +23,7 @@ def test_help_is_quick_and_loads_no_tensor_library():
     assert time.monotonic() - began < 5  # about 0.6 s when idle
     modules = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not modules & {"torch", "transformers", "pandas", "pyarrow"}
-    assert "method: autoregressive, ddtree, dflash" in done.stdout and "budget: 64" in done.stdout
+    assert "method: autoregressive, ddtree, ddtree_adaptive, dflash" in done.stdout and "budget: 64" in done.stdout
 
 
 @pytest.mark.parametrize("words", [["budget=ten"], ["--bogus"], ["-m", "budget=16,0"]])

@@ -382,9 +382,10 @@ def test_verify_and_commit_fit_one_cuda_graph(family, dtype, n, tmp_path):
     folder, parents, device = save_target(tmp_path, family), scattered(n), torch.device("cuda")
     target = Target(target_config(folder), Weights(folder, WHOLE, device, dtype), 512)
     read(target, list(range(20)))
-    start, kin = torch.tensor(20, device=device), Ancestry(*(part.cuda() for part in ancestry(parents)))
+    start = torch.tensor(20, device=device)
     tokens = (torch.arange(n, device=device) * 7) % 203
     depths = torch.tensor([len(path_to(parents, row)) - 1 for row in range(n)], device=device)
+    kin = target.descent(torch.tensor(parents, device=device), int(depths.max()))
     path = path_to(parents, n - 1)[:16]
     rows, accepted = torch.tensor(path + [0] * (16 - len(path)), device=device), torch.tensor(len(path) - 1).cuda()
 

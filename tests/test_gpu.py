@@ -16,6 +16,7 @@ from methods.reference import sampling, tree
 
 pytestmark = pytest.mark.gpu
 METHODS = [DFlash(), DDTree(16), DDTree(64), DDTree(1024), DDTree(16, chain_seed=True)]
+METHODS += [DDTree(256, growth="adaptive"), DDTree(64, growth="adaptive", costs={4: 1.0, 16: 1.05, 64: 1.2})]
 
 
 def opened(device: str, dtype: str, length: int) -> ReferenceEngine:

@@ -33,6 +33,7 @@ class ReferenceEngine(Engine):
     name: ClassVar[str] = "reference"
     inspects: ClassVar[bool] = True
     replays: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
@@ -68,6 +69,16 @@ class ReferenceEngine(Engine):
 
         self._methods = tuple(methods)
         self._ranks = Ranks(self.spec, compute_dtype(self.spec), self._methods)
+        self._ranks.call("warm")
+        for method in self._methods:
+            if method.adapts:
+                self._ranks.facts[f"costs_{method.arm}"] = self._costs(method)
+
+    def _costs(self, method: Method) -> str:
+        """What a method that adapts goes by, as the text that `method.costs` takes."""
+        found = self._opened.call("costs", method)
+        rows = method.widths(self._opened.block_size)
+        return f"{{{', '.join(f'{width - 1}: {ms:.4g}' for width, ms in zip(rows, found, strict=True))}}}"
 
     def generate(
         self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
@@ -94,7 +105,8 @@ class ReferenceEngine(Engine):
             return FP32_GAP
         from methods.autoregressive import Autoregressive
 
-        widths = sorted({PREFILL_ROWS, *(method.width(self._opened.block_size) for method in self._methods)} - {1})
+        block = self._opened.block_size
+        widths = sorted({PREFILL_ROWS, *(width for method in self._methods for width in method.widths(block))} - {1})
         tolerance = 0.0
         for request in requests:
             output = self.generate(Autoregressive(), request).output_ids

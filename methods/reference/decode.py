@@ -7,6 +7,7 @@ request ends. All ranks drive the same calls in the same order.
 from __future__ import annotations
 
 import resource
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,12 +19,16 @@ from methods.reference import sampling
 from methods.reference.clock import Clock, Follower, Mark, StageClock
 from methods.reference.drafter import Drafter
 from methods.reference.inspection import Inspector
+from methods.reference.memory import PREFILL_ROWS
 from methods.reference.parallel import up
 from methods.reference.reading import SEEN_STEP, Chunk, read
 from methods.reference.replay import Replayer
 from methods.reference.rounds import Cycle, Runner
 from methods.reference.state import CUTS, State
 from methods.reference.target import Target
+
+WARM_EACH, WARM_STEP = 96, 16  # each length below so many rows is read before the first request; then in steps
+COST_TEXT, COST_ROUNDS = 512, 5  # tokens before the rounds that are timed to know what a width costs, and how many
 
 
 class Decoder:
@@ -41,6 +46,7 @@ class Decoder:
             features = torch.zeros(shape, dtype=target.dtype, device=self.device)
         self._state = State.empty(self.device, target.cache.slots, self.block_size, features)
         self._runners: dict[tuple[Method, Sampling], Runner] = {}
+        self._costs: dict[Method, tuple[float, ...]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None  # graphs run one at a time
 
     @torch.inference_mode()
@@ -67,23 +73,85 @@ class Decoder:
         inspector = Inspector(self.target, request, inspect) if inspect and looks else None
         stages.start()
         self._feed(chunks)
+        widths: list[int] = []
         while not follower.finished and len(marks) <= len(state.log):
             beyond = follower.position_limit(self.block_size) + runner.cycle.rows
             runner.run(min(up(beyond, SEEN_STEP), self.target.cache.slots), stages, by_stage=profile or looks)
+            widths.append(runner.cycle.width)
             if inspector and int(state.log[len(marks) - 1, 1]):
                 inspector.look(runner.cycle.verified)
             marks.append(clock.mark())
             follower.note()
         generation = self._finish(request, clock, begin, marks, stages)
+        if method.adapts:
+            generation = replace(generation, widths=tuple(widths[: len(generation.rounds)]))
         return replace(generation, inspected=inspector.finish(generation.output_ids)) if inspector else generation
 
     def _runner(self, method: Method, how: Sampling) -> Runner:
         """The round of a method and a way of choosing tokens; seeds differ by request and do not matter to it."""
+        runner = self._kept(method, how)
+        if method.adapts:
+            runner.cycle.costs_w.copy_(torch.tensor(self.costs(method)))
+        return runner
+
+    def _kept(self, method: Method, how: Sampling) -> Runner:
+        """As `_runner`, whatever its widths cost. No runner is dropped: with the last graph of a pool the pool goes,
+        and no other can be captured into it."""
         key = method, replace(how, seed=0)
         if key not in self._runners:
-            cycle = self.cycle_type(self.target, self.drafter, self._state, method, key[1])
+            cycle = self.cycle_type(self.target, self.drafter, self._state, method, how)
             self._runners[key] = Runner(cycle, self.device, self._pool)
         return self._runners[key]
+
+    @torch.inference_mode()
+    def costs(self, method: Method) -> tuple[float, ...]:
+        """Milliseconds of a round at each of a method's widths: as it says, else measured here, once, between requests.
+
+        The round is a whole one, the host's reading of the choice included, behind a text of 512 tokens (fewer where
+        requests are shorter); the median of a few, in which the widths take turns. Over several ranks it is the
+        slowest one's, which is what all wait for.
+        """
+        if method not in self._costs:
+            self._costs[method] = method.width_costs or self._measured(self._kept(method, Sampling()))
+        return self._costs[method]
+
+    def _measured(self, runner: Runner) -> tuple[float, ...]:
+        state, clock = self._state, Clock(self.device)
+        runner.prepare(self.target.cache.slots, by_stage=False)
+        longest = self.target.cache.slots - runner.cycle.rows - self.block_size
+        request = Request("", (0,) * max(1, min(COST_TEXT, longest)), self.block_size + 1)
+        seen = min(up(len(request.prompt_ids) + runner.cycle.rows, SEEN_STEP), self.target.cache.slots)
+        off, taken = StageClock(clock, on=False), []
+        self.target.reset()
+        for _ in range(1 + COST_ROUNDS):
+            marks = []
+            for at in range(len(runner.cycle.widths)):
+                state.begin(request, torch.zeros_like(state.root))
+                state.features_at.zero_()
+                begin = clock.mark()
+                runner.run(seen, off, by_stage=False, at=at)
+                marks.append((begin, clock.mark()))
+            taken.append([clock.between(begin, end) * 1e3 for begin, end in marks])
+        medians = [statistics.median(times) for times in zip(*taken[1:], strict=True)]  # the first is warm-up
+        mine = torch.tensor(medians, dtype=torch.float64, device=self.device)
+        return tuple(self.target.group.max(mine).tolist())
+
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Read texts of all lengths that differ in the kernels they are read with: what is compiled, loaded or planned
+        at first use must not be so in a timed request."""
+        if self.device.type != "cuda":
+            return
+        layers = self.drafter.config.target_layer_ids if self.drafter else ()
+        longest, zero = min(PREFILL_ROWS, self.target.cache.slots - 1), torch.zeros_like(self._state.root)
+        few, many = range(1, WARM_EACH), range(WARM_EACH, longest + 1, WARM_STEP)
+        for n in sorted({*few, *many, *(length + 1 for length in many), longest}):
+            if n <= longest:
+                (chunk,) = read(self.target, (0,) * n, layers)
+                self.target.logits(chunk.hidden_ch[-1:])
+                if self.drafter and chunk.features_cf is not None:
+                    self.drafter.extend(chunk.features_cf, zero)
+        self.target.reset()
 
     def _prefill(self, method: Method, request: Request) -> list[Chunk]:
         """Read the prompt and choose its first token; the chunks hold what the drafter is to see of it."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -273,6 +274,23 @@ def summary(tree: Tree) -> Summary:
     leaves = 1 + nodes - len(tree.parents_n[1 : 1 + nodes].unique())
     by_depth = torch.bincount(depths)[1:].tolist() if nodes else []
     return Summary(nodes, tuple(by_depth), leaves if nodes else 0, float(tree.scores_n[1 : 1 + nodes].exp().sum()))
+
+
+def expected_accepted(tree: Tree, widths: Sequence[int]) -> Tensor:
+    """`Summary.expected_accepted` of the tree's first so many rows, for each of these widths: float64 [w].
+
+    The sums are of fixed order, so that ranks with the same tree have the same bits.
+    """
+    within_wn = _within(tuple(widths), len(tree.scores_n), tree.scores_n.device)
+    reached_n = torch.where(tree.valid_n, tree.scores_n.double().exp(), 0.0)
+    return torch.where(within_wn, reached_n, 0.0).sum(dim=1)
+
+
+@lru_cache(maxsize=64)
+def _within(widths: tuple[int, ...], rows: int, device: torch.device) -> Tensor:
+    """Which rows are nodes of a tree's first so many rows: bool [w, n]."""
+    row_n = torch.arange(rows, device=device)
+    return (row_n > 0) & (row_n < torch.tensor(widths, device=device)[:, None])
 
 
 def checksum(tree: Tree, previous: Tensor) -> Tensor:

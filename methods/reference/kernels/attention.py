@@ -100,7 +100,8 @@ def attention(
     _attend[(triton.cdiv(n * group, rows), kv_heads, splits)](
         query_nhd, cache_kv, start, words, parts, sums, n, length, slots, d**-0.5 * LOG2_E,
         H=h, G=group, D=d, ROWS=rows, KEYS=keys, SPLITS=splits, SEES=sees, WINDOW=window,
-        PRECISION="ieee" if query_nhd.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
+        PRECISION="ieee" if query_nhd.dtype == torch.float32 else "tf32", SIDE=multiprocessors(query_nhd.device),
+        num_warps=warps, num_stages=stages,
         **chain(query_nhd.device),
     )  # fmt: skip
     if splits > 1:
@@ -154,21 +155,25 @@ def _ones(count):
     return tl.where(count >= 32, -1, some)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "words"])
 def _attend(
     query, cache, start_at, words_at, out, sums, n, words, slots, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    SEES: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, CHAIN: tl.constexpr,
+    SEES: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, SIDE: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     ready(CHAIN)
-    head, split = tl.program_id(1), tl.program_id(2)
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if SEES == 1 or SEES == 2:  # later rows see more: those that share a multiprocessor come from both ends
+        tiles = tl.num_programs(0)
+        turned = (head * tiles + tiles // 2) // SIDE % 2
+        tile = tl.where(turned == 1, tiles - 1 - tile, tile)
     start = tl.load(start_at).to(tl.int32)
     end, first, prefix, total, share = _blocks(start, n, KEYS, SPLITS, SEES, WINDOW)
     low = split * share
     high = tl.minimum(low + share, total)
     if low >= high:
         return
-    place_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place_m = tile * ROWS + tl.arange(0, ROWS)
     row_m = place_m // G
     live_m = row_m < n
     dim, col = tl.arange(0, D), tl.arange(0, KEYS)
@@ -194,7 +199,7 @@ def _attend(
             acc = tl.dot(p.to(v.dtype), v, acc * keep_m[:, None], input_precision=PRECISION)
             top_m = new_m
     if SEES == 1 or SEES == 2:  # nothing is to be seen beyond the last row's own slot: parents come before children
-        last = tl.minimum((tl.program_id(0) * ROWS + ROWS - 1) // G, n - 1)
+        last = tl.minimum((tile * ROWS + ROWS - 1) // G, n - 1)
         high = tl.minimum(high, prefix + last // KEYS + 1)
     for block in range(whole, high):
         before = block < prefix
@@ -237,7 +242,7 @@ def _attend(
         tl.store(sums + split * n * H + at_m, top_m + tl.math.log2(sum_m), mask=live_m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _merge(
     parts, sums, start_at, out, n,
     H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
@@ -257,7 +262,7 @@ def _merge(
     tl.store(out + at * D + dim, merged.to(out.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "words"])
 def _pack(visible, packed, n, words, WORDS: tl.constexpr):
     row, word, bit = tl.program_id(0), tl.arange(0, WORDS), tl.arange(0, 32)
     column = word[:, None] * 32 + bit[None, :]
@@ -265,7 +270,7 @@ def _pack(visible, packed, n, words, WORDS: tl.constexpr):
     tl.store(packed + row * words + word, tl.sum(seen << bit[None, :], 1), mask=word < words)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "words"])
 def _descend(parents, packed, n, words, depth_limit, ROWS: tl.constexpr, WORDS: tl.constexpr):
     row, word = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WORDS)
     inside, at = row < n, row

@@ -56,10 +56,8 @@ class Panel(NamedTuple):
 
 
 def panel(n: int, wide: int) -> Panel:
-    """The panel for n rows of values `wide` columns wide: small while programs are few."""
-    if n <= 80:
-        return Panel(16, min(64, wide), 4, 2)
-    return Panel(32, min(64, wide), 8, 2) if n <= 400 else Panel(32, min(128, wide), 8, 2)
+    """The panel for n rows of values `wide` columns wide: few rows while programs are few."""
+    return Panel(16 if n <= 400 else 32, min(128, wide), 8, 2)
 
 
 def ascend(parents_n: Tensor, depth_limit: int, kernel: int) -> Tensor:

@@ -114,7 +114,7 @@ def gate_heads(attended_nq: Tensor, qkv_n: Tensor, d: int) -> Tensor:
     return out_nq
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _add_norm(
     x, delta, weight, total, normed, eps, size,
     H: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, OFFSET: tl.constexpr,

@@ -201,7 +201,7 @@ def _finish(acc, acc_up, out, row, token, n, outputs, SILU: tl.constexpr):
     tl.store(to, result, mask=(row < outputs)[:, None] & (token < n)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _narrow(
     x, weight, out, n, outputs,
     K: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
