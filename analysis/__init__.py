@@ -8,7 +8,9 @@ pairs = pair(load_requests("results/runs"), "ddtree-64")
 """
 
 from analysis.acceptance import load_acceptance, load_histogram
+from analysis.advise_frame import load_advice
 from analysis.load import load_requests, load_rounds, load_runs
+from analysis.load_figures import load_traces
 from analysis.loaders import bootstrap_ci, frontier, pair
 from analysis.replay import load_curve, load_replay
 
@@ -16,11 +18,13 @@ __all__ = [
     "bootstrap_ci",
     "frontier",
     "load_acceptance",
+    "load_advice",
     "load_curve",
     "load_histogram",
     "load_replay",
     "load_requests",
     "load_rounds",
     "load_runs",
+    "load_traces",
     "pair",
 ]

@@ -1,5 +1,5 @@
-"""`python -m analysis table|plots RESULTS`, `compare A B`, `show CELL PROMPT`, `rounds FILE`, `rounds compare A B`:
-results as a person reads them."""
+"""`python -m analysis table|plots|advise RESULTS`, `compare A B`, `show CELL PROMPT`, `rounds FILE`,
+`rounds compare A B`: results as a person reads them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ROUNDS_COMPARE = "rounds compare"
-PICTURES = ("budget", "stages", "histogram", "acceptance", "tp", "pareto", "pairs", "categories", "predicted")
+PICTURES = (
+    *("budget", "stages", "histogram", "acceptance", "tp", "pareto", "pairs", "categories", "predicted", "advice"),
+)
 TABLE_FORMATS = ("terminal", "markdown", "csv", "latex")
 VIEWS = {
     "stages": "where the time of a round goes, and whether that explains the speed-up",
     "latency": "times to the first token, per token and per round, throughput, memory, energy",
+    "load": "many requests in flight: throughput, goodput, tails, from the steady part of the load",
     "acceptance": "how deep the rounds reach",
     "accuracy": "right answers beside speed",
     "paper": "the papers' layout: models, temperatures and methods down, workloads across",
@@ -40,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plots": _plots,
         "report": _report,
         "replay": _replay,
+        "advise": _advise,
         "show": _show,
         "rounds": _rounds,
         ROUNDS_COMPARE: _rounds_compare,
@@ -62,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     for view, meaning in VIEWS.items():
         views.add_argument(f"--{view}", dest="view", action="store_const", const=view, help=meaning)
     table.add_argument("--published", action="store_true", help="published numbers beside --paper and --budgets")
+    table.add_argument(
+        "--slo", metavar="NAME=SECONDS", action="append", default=[], help="for --load: ttft_s, tpot_s or e2e_s"
+    )
     compare = commands.add_parser("compare", help="B over A, paired where the prompts are the same; what changed")
     compare.add_argument("a", metavar="A", help="a results folder, or one of its cells/<cell_id>")
     compare.add_argument("b", metavar="B", nargs="?", help="another; without it A is a folder of two cells")
@@ -78,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="acceptance of every budget from one text, beside measured rounds")
     replay.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
     replay.add_argument("--by", choices=("category",), help="a curve per category")
+    advise = commands.add_parser("advise", help="the budget to take, from a replay and the measured cost of widths")
+    advise.add_argument("results", metavar="RESULTS", help="a results folder, or one above several")
+    advise.add_argument("--format", choices=TABLE_FORMATS, default="terminal", help="csv has a row for every budget")
     show = commands.add_parser("show", help="one prompt's answers side by side, the rounds in colours")
     show.add_argument("cell", metavar="CELL", help="a cell's id, or the beginning of it")
     show.add_argument("prompt", metavar="PROMPT", help="a prompt's id")
@@ -130,12 +140,15 @@ def _round_range(text: str) -> tuple[int, float]:
 
 
 def _table(options: argparse.Namespace) -> None:
+    from analysis.load_window import Slos
     from analysis.tables import print_summary, table
 
+    chosen = {"by": options.by, "view": options.view, "published": options.published}
+    chosen["slos"] = Slos.read(options.slo)
     if options.format == "terminal":
-        print_summary(options.results, by=options.by, view=options.view, published=options.published)
+        print_summary(options.results, **chosen)
     else:
-        sys.stdout.write(table(options.results, options.format, options.by, options.view, options.published))
+        sys.stdout.write(table(options.results, options.format, **chosen))
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -165,6 +178,15 @@ def _replay(options: argparse.Namespace) -> None:
     from analysis.replay_table import print_replays
 
     print_replays(_wide(), options.results, by=options.by)
+
+
+def _advise(options: argparse.Namespace) -> None:
+    from analysis.advise_table import advice, print_advice
+
+    if options.format == "terminal":
+        print_advice(None, options.results)
+    else:
+        sys.stdout.write(advice(options.results, options.format))
 
 
 def _show(options: argparse.Namespace) -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.columns import HIDDEN, family, named
+from analysis.columns import family, named
+from analysis.records import HIDDEN
 
 DEV = "dev's best"
 SAME_DATA = "best*"
@@ -49,7 +50,7 @@ def _asked(row: Any) -> tuple[Any, ...]:
     kept = (part for part in row.workload.split(":") if part not in ("dev", "test") and not part.startswith("limit="))
     return (
         *(row.engine, row.tp, row.device, row.dtype, row.concurrency, row.model, row.drafter, row.temperature),
-        *(row.max_new_tokens, *kept),
+        *(row.max_new_tokens, str(row.request_rate), str(row.simulate_acceptance), *kept),
     )
 
 

@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from analysis.load_figures import LOAD_FIGURES
 from analysis.printing import Title
-from analysis.records import BASELINE
+from analysis.records import BASELINE, HIDDEN, MEASURED
 
-View = Literal["stages", "latency", "acceptance", "accuracy"]
+View = Literal["stages", "latency", "load", "acceptance", "accuracy"]
 NOTHING = "–"
-HIDDEN = ("invalid", "failed")  # whose figures no table shows
-MEASURED = "measured"  # the `source` of a row that was not worked out from others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +161,7 @@ _NO_REQUEST, _NO_ROUND = "no request yet", "no uncut round"
 _NO_PARTNER = "no AR, or no sound one, in the same sitting"
 _NOT_PROFILED = "its stages were not timed"
 _NOT_TOLD = "the device does not tell"
+_ONE_BY_ONE = "requests came one by one"
 _SAME = "none was answered otherwise"
 ARM = Column(title="arm", show=named, text=True)
 CATEGORY = Column(title="category", show=lambda row: NOTHING if pd.isna(row.category) else row.category, text=True)
@@ -211,6 +211,21 @@ _VIEWS: dict[View | None, tuple[Column, ...]] = {
         _figure("peak memory (GiB)", "peak_mem_bytes", lambda size: number(size / 2**30, 2), _NOT_TOLD),
         _figure("J per token", "energy_j_per_token", _rounded(3), f"{_NOT_TOLD}, or requests overlap"),
     ),
+    "load": (
+        _figure("steady requests", "n_steady", _rounded(0), _ONE_BY_ONE),
+        _figure("in flight", "in_flight", _rounded(1), _ONE_BY_ONE),
+        _figure("tokens/s in all", "throughput_tokens_per_s", _rounded(1), _ONE_BY_ONE),
+        _figure("requests/s", "requests_per_s", _rounded(2), _ONE_BY_ONE),
+        _figure("goodput (1/s)", "goodput_per_s", _rounded(2), "no objective was stated (--slo)"),
+        _figure("TTFT p50 (ms)", "ttft_p50_s", milliseconds, _ONE_BY_ONE),
+        _figure("TTFT p99", "ttft_p99_s", milliseconds, _ONE_BY_ONE),
+        _TPOT,
+        _figure("between chunks p50 (ms)", "inter_chunk_p50_s", milliseconds, _ONE_BY_ONE),
+        _figure("p99", "inter_chunk_p99_s", milliseconds, _ONE_BY_ONE),
+        _figure("tokens per chunk", "tokens_per_chunk", _rounded(2), _ONE_BY_ONE),
+        _figure("E2E p50 (ms)", "e2e_p50_s", milliseconds, _ONE_BY_ONE),
+        _figure("E2E p99", "e2e_p99_s", milliseconds, _ONE_BY_ONE),
+    ),
     "accuracy": (
         _count("scored prompts", "n_scored"),
         _figure("accuracy", "accuracy", _share, "no prompt has a right answer"),
@@ -238,6 +253,7 @@ NUMBERS: dict[View, tuple[str, ...]] = {
         *("step_s", "step_p50_s", "step_p95_s", "e2e_s"),
         *("tokens_per_s", "tokens_per_s_per_user", "tokens_per_s_per_gpu", "peak_mem_bytes", "energy_j_per_token"),
     ),
+    "load": (*LOAD_FIGURES, "tpot_s", "saturated"),
     "accuracy": (
         *("n_prompts", "n_scored", "accuracy", "tokens_per_s", "tpot_s", *_LENGTHS),
         *("speedup", "speedup_low", "speedup_high"),

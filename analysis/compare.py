@@ -19,12 +19,12 @@ from rich.console import Console
 
 from analysis import stats
 from analysis.changed import Changes, changed
-from analysis.columns import HIDDEN, NOTHING, interval, milliseconds, named, number, rows_of
+from analysis.columns import NOTHING, interval, milliseconds, named, number, rows_of
 from analysis.load import load_runs
 from analysis.notes import INTERVALS
-from analysis.pairing import acceptance_difference, counted, matched, ratio
+from analysis.pairing import acceptance_difference, counted, matched, mean_by_prompt, ratio
 from analysis.printing import Format, Table, Title, as_text, print_tables
-from analysis.records import BASELINE, Cell, find_cells
+from analysis.records import BASELINE, HIDDEN, Cell, find_cells
 from methods.base import Refusal
 
 _TITLES = (
@@ -112,13 +112,12 @@ def _pairs(firsts: Sequence[Cell], seconds: Sequence[Cell]) -> tuple[list[Both],
     }
     requests: dict[tuple[str, int], pd.DataFrame] = {}
     found: dict[int, tuple[int, pd.DataFrame]] = {}
+    taken: set[int] = set()
     between: frozenset[str] | None = None
     for (i, j), names in sorted(apart.items(), key=lambda one: len(one[1])):
-        if (
-            i in found
-            or j in {taken for taken, _ in found.values()}
-            or names != (names if between is None else between)
-        ):
+        if "simulate_acceptance" in names:
+            continue  # what was simulated is never held against what was measured
+        if i in found or j in taken or names != (names if between is None else between):
             continue
         for key, cell in ((("a", i), firsts[i]), (("b", j), seconds[j])):
             if key not in requests:
@@ -126,12 +125,15 @@ def _pairs(firsts: Sequence[Cell], seconds: Sequence[Cell]) -> tuple[list[Both],
         both = matched(requests["a", i], requests["b", j])
         if len(both):
             found[i], between = (j, both), names
+            taken.add(j)
     pairs = [(firsts[i], seconds[j], both) for i, (j, both) in sorted(found.items())]
-    return pairs, list(_alone(firsts, set(found), "A")) + list(_alone(seconds, {j for j, _ in found.values()}, "B"))
+    return pairs, list(_alone(firsts, set(found), "A")) + list(_alone(seconds, taken, "B"))
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(name for name in {*a, *b} if a.get(name) != b.get(name))
+    if a.keys() != b.keys():
+        return frozenset(name for name in {*a, *b} if a.get(name) != b.get(name))
+    return frozenset(name for name, value in a.items() if value != b[name])
 
 
 def _rows(path: str | Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -179,10 +181,10 @@ def _compared(requests: pd.DataFrame, arm: str) -> dict[str, Any]:
     """One arm's figures on both sides, over the prompts that both asked, and their ratios with intervals."""
     found: dict[str, Any] = {"n_prompts": requests["prompt_id"].nunique()}
     for side in "ab":
-        by_prompt = requests.groupby("prompt_id")[f"log_speedup_{side}"].mean()
+        logs = mean_by_prompt(requests, requests[f"log_speedup_{side}"].to_numpy(dtype=np.float64))
         taken, rounds = requests[f"accepted_uncut_sum_{side}"].sum(), requests[f"uncut_rounds_{side}"].sum()
         found[f"tpot_{side}_s"] = requests[f"tpot_s_{side}"].mean()
-        found[f"speedup_{side}"] = float(np.exp(by_prompt.mean()))
+        found[f"speedup_{side}"] = float(np.exp(logs.mean())) if len(logs) else math.nan
         found[f"acceptance_length_{side}"] = 1 + taken / rounds if rounds else math.nan
     whole = ratio(requests, "log_speedup") if arm != BASELINE else stats.Interval(math.nan, math.nan, math.nan, 0)
     for name, one in (
@@ -251,6 +253,9 @@ def _notes(pair: Pair, by_arm: Mapping[str, pd.DataFrame]) -> Iterator[str]:
         yield f"{paired} prompts are in both, of {asked[0]} in A and {asked[1]} in B."
     if pair.first.settings.get("max_new_tokens") != pair.second.settings.get("max_new_tokens"):
         yield "max_new_tokens is not the same: an output that goes on longer counts as another."
+    verified = [next(iter(rows.values())).verify for rows in pair.rows]
+    if len(set(verified)) > 1:
+        yield f"Drafts are verified in unlike ways ({' and '.join(verified)}): τ is not of the same thing."
     for side, rows, others in (("A", *pair.rows), ("B", *reversed(pair.rows))):
         alone = [arm for arm in rows if arm not in others]
         if alone:

@@ -40,8 +40,9 @@ def figures(requests: Columns, tp: int, concurrency: int) -> dict[str, float]:
     `tokens_per_s` counts all output tokens over the whole time of the requests. What all slots together put out, for
     each GPU, takes them to be busy at all times. Energy is the machine's, so requests that overlap have none.
     """
-    tokens, seconds = requests["n_output"].sum(), requests["e2e_s"].sum()
-    stepped, measured = requests["n_rounds"] > 0, ~np.isnan(requests["energy_j"])
+    timed = ~np.isnan(requests["e2e_s"])
+    tokens, seconds = requests["n_output"][timed].sum(), requests["e2e_s"][timed].sum()
+    stepped, measured = timed & (requests["n_rounds"] > 0), ~np.isnan(requests["energy_j"])
     rounds, decoding = requests["n_rounds"][stepped], requests["decode_s"][stepped]
     length = stats.acceptance_length_ci(requests)
     energy = _ratio(requests["energy_j"][measured].sum(), requests["n_output"][measured].sum())
@@ -50,7 +51,7 @@ def figures(requests: Columns, tp: int, concurrency: int) -> dict[str, float]:
         "n_prompts": len(np.unique(requests["prompt_id"])),
         "n_turns": len(np.unique(np.stack([requests["prompt_id"], requests["turn"]]), axis=1).T),
         **dict(zip(("n_scored", "accuracy"), stats.accuracy(requests), strict=True)),
-        "n_output": int(tokens),
+        "n_output": int(requests["n_output"].sum()),
         "n_uncut_rounds": int(requests["uncut_rounds"].sum()),
         "acceptance_length": stats.acceptance_length(requests),
         "acceptance_length_low": length.low,
@@ -60,15 +61,12 @@ def figures(requests: Columns, tp: int, concurrency: int) -> dict[str, float]:
         "tokens_per_target_forward": stats.tokens_per_target_forward(requests),
         "ttft_s": _of(np.mean, requests["ttft_s"]),
         "tpot_s": _of(np.mean, requests["tpot_s"]),
-        "tpot_p50_s": _of(np.quantile, requests["tpot_s"], 0.5),
-        "tpot_p95_s": _of(np.quantile, requests["tpot_s"], 0.95),
-        "tpot_p99_s": _of(np.quantile, requests["tpot_s"], 0.99),
+        **_percentiles("tpot", requests["tpot_s"], 50, 95, 99),
         "step_s": _ratio(decoding.sum(), rounds.sum()),
-        "step_p50_s": _of(np.quantile, decoding / rounds, 0.5),
-        "step_p95_s": _of(np.quantile, decoding / rounds, 0.95),
+        **_percentiles("step", decoding / rounds, 50, 95),
         "e2e_s": _of(np.mean, requests["e2e_s"]),
         "tokens_per_s": _ratio(tokens, seconds),
-        "tokens_per_s_per_user": _ratio((requests["n_output"] - 1).sum(), requests["decode_s"].sum()),
+        "tokens_per_s_per_user": _ratio((requests["n_output"][timed] - 1).sum(), requests["decode_s"][timed].sum()),
         "tokens_per_s_per_gpu": _ratio(tokens, seconds) * concurrency / tp,
         "energy_j_per_token": energy if concurrency == 1 else math.nan,
         "peak_mem_bytes": _of(np.max, requests["peak_mem_bytes"]),
@@ -135,7 +133,12 @@ def _ratio(above: float, below: float) -> float:
     return float(above / below) if below > 0 else math.nan
 
 
-def _of(figure: Callable[..., Any], values: stats.Floats, *options: float) -> float:
+def _of(figure: Callable[..., Any], values: stats.Floats) -> float:
     """A figure of the values that are there; NaN of none."""
     there = values[~np.isnan(values)]
-    return float(figure(there, *options)) if len(there) else math.nan
+    return float(figure(there)) if len(there) else math.nan
+
+
+def _percentiles(name: str, seconds: stats.Floats, *levels: int) -> dict[str, float]:
+    found = stats.quantiles(seconds[~np.isnan(seconds)], *(level / 100 for level in levels))
+    return {f"{name}_p{level}_s": value for level, value in zip(levels, found, strict=True)}

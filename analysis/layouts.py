@@ -5,7 +5,7 @@
 - `budgets`: a table per model and temperature, an arm a row, workloads across; of a single workload its categories.
 - `categories`: a table a cell, an arm a row, categories across.
 
-Only cells of one engine, tp, device, dtype and concurrency stand in one table.
+Only cells of one engine, tp, device, dtype and load stand in one table, and none of synthetic acceptance with others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pandas as pd
 
 from analysis import published as others
 from analysis.best import DEV, SAME_DATA, bests, partners
-from analysis.columns import HIDDEN, NOTHING, acceptance_length, lossless, milliseconds, named, order, rows_of, speedup
-from analysis.load import load_runs
+from analysis.columns import NOTHING, acceptance_length, lossless, milliseconds, named, order, rows_of, speedup
+from analysis.load import load_both, load_runs
 from analysis.notes import INTERVALS, SPEEDUPS, chance
 from analysis.printing import Table, Title
-from analysis.records import BASELINE
+from analysis.records import BASELINE, HIDDEN
 from methods.base import Refusal
 
 Layout = Literal["paper", "budgets", "categories"]
@@ -46,13 +46,18 @@ class Setting(NamedTuple):
     device: str
     dtype: str
     concurrency: int
+    request_rate: float | None
+    simulate_acceptance: float | None
 
     @classmethod
     def of(cls, row: Any) -> Setting:
-        return cls(row.engine, row.tp, row.device, row.dtype, row.concurrency)
+        rates = (None if pd.isna(value) else value for value in (row.request_rate, row.simulate_acceptance))
+        return cls(row.engine, row.tp, row.device, row.dtype, row.concurrency, *rates)
 
     def __str__(self) -> str:
         shared = f" · concurrency {self.concurrency}" if self.concurrency != 1 else ""
+        shared += f" · {self.request_rate:g} requests/s" if self.request_rate else ""
+        shared += f" · SYNTHETIC acceptance {self.simulate_acceptance:g}" if self.simulate_acceptance else ""
         return f"{self.engine} · tp {self.tp} · {self.device} · {self.dtype}{shared}"
 
 
@@ -102,8 +107,7 @@ def layout_tables(results: str | Path, layout: Layout, published: bool = False) 
         Refusal: the folder holds nothing to lay out.
     """
     if layout == "categories":
-        rows = rows_of(load_runs(results, by="category", unfinished=True))
-        whole = rows_of(load_runs(results, unfinished=True))
+        whole, rows = map(rows_of, load_both(results, unfinished=True))
         parts = {(part[0].results, part[0].cell_id): part for part in _by(rows, _place)}
         return [_categories(cell, parts.get(_place(cell[0]), [])) for cell in _by(whole, _place)]
     rows = list(_methods(rows_of(load_runs(results, unfinished=True))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +70,18 @@ class Slos:
             if name not in known:
                 raise Refusal(f"slo {name!r} is not known: {', '.join(known)} are.")
         return cls(**limits)
+
+    @classmethod
+    def read(cls, words: Iterable[str]) -> Slos:
+        """From `ttft_s=0.5` and the like, as on a command line."""
+        limits: dict[str, float] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            try:
+                limits[name] = float(value)
+            except ValueError:
+                raise Refusal(f"slo {word!r} is not accepted: NAME=SECONDS is.") from None
+        return cls.from_mapping(limits)
 
     @property
     def stated(self) -> bool:
@@ -132,26 +144,32 @@ def open_window(traces: Sequence[Trace], warmup_share: float = 0.1) -> Window:
 
 def measure(traces: Sequence[Trace], window: Window, slos: Slos | None = None) -> Steady:
     """Everything a window says. `traces` are all of the load, those outside the window too."""
+    return replace(pool([(traces, window)], slos), window=window)
+
+
+def pool(loads: Sequence[tuple[Sequence[Trace], Window]], slos: Slos | None = None) -> Steady:
+    """Several loads of one kind as one: rates over all of their windows, whose seconds stand in `window`."""
     slos = slos or Slos()
-    due = [trace for trace in traces if window.holds(trace.scheduled_s)]
+    due = [trace for traces, window in loads for trace in traces if window.holds(trace.scheduled_s)]
     answered = [trace for trace in due if trace.error is None]
-    done = [trace for trace in traces if trace.error is None and window.holds(trace.last_token_s)]
+    whole = [(trace, window) for traces, window in loads for trace in traces if trace.error is None]
+    done = [trace for trace, window in whole if window.holds(trace.last_token_s)]
     chunks = [
         (time_s - before_s, tokens)
-        for trace in traces
-        if trace.error is None
+        for trace, window in whole
         for (before_s, _), (time_s, tokens) in zip(((math.nan, 0), *trace.chunks), trace.chunks, strict=False)
         if window.holds(time_s)
     ]
     later = [(gap_s, tokens) for gap_s, tokens in chunks if not math.isnan(gap_s)]
+    seconds = sum(window.seconds for _, window in loads)
     return Steady(
-        window=window,
+        window=Window(0.0, seconds),
         n_requests=len(due),
         n_failed=len(due) - len(answered),
-        tokens_per_s=_ratio(sum(tokens for _, tokens in chunks), window.seconds),
-        requests_per_s=_ratio(len(done), window.seconds),
-        goodput_per_s=_ratio(sum(map(slos.met_by, done)), window.seconds) if slos.stated else math.nan,
-        concurrency=in_flight(traces, window),
+        tokens_per_s=_ratio(sum(tokens for _, tokens in chunks), seconds),
+        requests_per_s=_ratio(len(done), seconds),
+        goodput_per_s=_ratio(sum(map(slos.met_by, done)), seconds) if slos.stated else math.nan,
+        concurrency=_ratio(sum(_request_seconds(traces, window) for traces, window in loads), seconds),
         ttft_s=spread(trace.ttft_s for trace in answered),
         tpot_s=spread(trace.tpot_s for trace in answered),
         inter_chunk_s=spread(gap_s for gap_s, _ in later),
@@ -172,8 +190,12 @@ def spread(values: Iterable[float]) -> Spread:
 
 def in_flight(traces: Iterable[Trace], window: Window) -> float:
     """The time-averaged number of requests between their start and their end, failed ones too; NaN of no time."""
+    return _ratio(_request_seconds(traces, window), window.seconds)
+
+
+def _request_seconds(traces: Iterable[Trace], window: Window) -> float:
     overlaps = (min(trace.ended_s, window.end_s) - max(trace.started_s, window.start_s) for trace in traces)
-    return _ratio(sum(overlap for overlap in overlaps if overlap > 0), window.seconds)
+    return sum(overlap for overlap in overlaps if overlap > 0)
 
 
 def saturated(traces: Sequence[Trace], window: Window, burstiness: float = 1.0) -> bool:

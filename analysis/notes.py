@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import HIDDEN, NOTHING, Column, View, count, differing, named, percent
-from analysis.records import BASELINE
+from analysis.columns import NOTHING, Column, View, count, differing, named, percent
+from analysis.records import BASELINE, HIDDEN
 from analysis.stats import DRIFT
 
 UNEXPLAINED = 0.05
@@ -21,6 +21,8 @@ _ABOUT = {
     "tokens per round × AR's TPOT / all four stages; measured: on the same prompts, without stage timing",
     "latency": "TPOT: after the first token; round: decoding time over rounds, percentiles over requests; per user: "
     "after the first token; per GPU: with the prefill, all slots, over tp",
+    "load": "of requests due while the load was steady; tokens/s in all: of all slots, prefill included; chunks hold "
+    "several tokens, so that the time between them is no TPOT",
     "accuracy": "accuracy: the share of right answers, over the prompts that have one (their first turns); "
     "acceptance length: pooled over uncut rounds; " + SPEEDUPS,
     "acceptance": "depth: the share of uncut rounds that accepted at least so many tokens; acceptance length: 1 + the "
@@ -40,7 +42,7 @@ def note(cell: Rows, view: View | None, columns: Sequence[Column], shown: Sequen
     if view is None:
         lines += _otherwise(filter(differing, cell))
         lines += _accuracy(visible)
-    for warnings in (drifts, chance, _null_test, _residual):
+    for warnings in (drifts, chance, _null_test, _residual, _saturated):
         lines += warnings(visible)
     return "\n".join(lines)
 
@@ -156,3 +158,13 @@ def _name(row: Any) -> str:
     """An arm, and the category where rows have one."""
     category = getattr(row, "category", None)
     return named(row) if category is None or pd.isna(category) else f"{named(row)} ({category})"
+
+
+def _saturated(visible: Rows) -> Iterator[str]:
+    """Arms whose server could not keep up with the arrivals of an open loop."""
+    names = [named(row) for row in visible if pd.notna(row.saturated) and row.saturated]
+    if names:
+        yield f"Saturated ({', '.join(names)}): the queue kept growing, so that latencies say how long the load lasted."
+    for row in visible:
+        if row.preemptions > 0:
+            yield f"The server of {named(row)} put {row.preemptions:.0f} requests off for lack of memory: fewer fit."

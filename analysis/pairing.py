@@ -54,18 +54,28 @@ def matched(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 
 def ratio(pairs: pd.DataFrame, column: str = "log_tpot") -> stats.Interval:
     """The geometric mean over prompts of B's number over A's, with its interval; turns are averaged within a prompt."""
-    logs = pairs.assign(log=pairs[f"{column}_b"] - pairs[f"{column}_a"])
-    point, low, high, n = stats.bootstrap_ci(logs.groupby("prompt_id", sort=True)["log"].mean())
+    logs = pairs[f"{column}_b"].to_numpy(dtype=np.float64) - pairs[f"{column}_a"].to_numpy(dtype=np.float64)
+    point, low, high, n = stats.bootstrap_ci(mean_by_prompt(pairs, logs))
     return stats.Interval(float(np.exp(point)), float(np.exp(low)), float(np.exp(high)), n)
+
+
+def mean_by_prompt(pairs: pd.DataFrame, values: stats.Floats) -> stats.Floats:
+    """The mean of each prompt's values, in the order of the prompts; NaN values are left out."""
+    there = ~np.isnan(values)
+    prompts = pd.factorize(pairs["prompt_id"].to_numpy()[there], sort=True)[0]
+    return np.bincount(prompts, values[there]) / np.maximum(np.bincount(prompts), 1)
 
 
 def acceptance_difference(pairs: pd.DataFrame) -> stats.Interval:
     """B's acceptance length minus A's on the same prompts, each pooled, with its interval over prompts."""
-    names = [f"{name}_{side}" for side in "ab" for name in _SUMS]
-    sums = pairs.groupby("prompt_id", sort=True)[names].sum()
-    sums = sums[(sums["uncut_rounds_a"] > 0) & (sums["uncut_rounds_b"] > 0)]
-    parts = [
-        stats.acceptance_by_prompt(*(sums[f"{name}_{side}"].to_numpy(dtype=np.float64) for name in _SUMS))
+    prompts = pd.factorize(pairs["prompt_id"].to_numpy(), sort=True)[0]
+    sums = {
+        side: [np.bincount(prompts, pairs[f"{name}_{side}"].to_numpy(dtype=np.float64)) for name in _SUMS]
         for side in "ab"
+    }
+    both = np.all([rounds > 0 for _, rounds in sums.values()], axis=0)
+    parts = [
+        stats.acceptance_by_prompt(*(column[both].astype(np.float64) for column in columns))
+        for columns in sums.values()
     ]
     return stats.bootstrap_ci(parts[1] - parts[0])

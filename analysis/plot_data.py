@@ -36,12 +36,18 @@ SETTINGS = {
     "workload": "{}",
     "max_new_tokens": "{} new tokens",
     "concurrency": "concurrency {}",
+    "request_rate": "{:g} requests/s",
+    "verify": "{} verification",
+    "simulate_acceptance": "synthetic acceptance {:g}",
     "seed": "seed {}",
 }
 ARM = ["results", "cell_id", "label", *SETTINGS, "suite", "arm", "method", "kind", "budget", "status"]
-APART = ("model", "temperature")  # never in one picture
-_FURTHER = ("engine", "weights", "dtype", "device", "drafter", "concurrency", "tp", "max_new_tokens", "top_p", "top_k")
-_USUAL = {"weights": "checkpoint", "top_p": 1.0, "top_k": 0, "concurrency": 1}  # goes without saying
+APART = ("model", "temperature", "verify", "simulate_acceptance")  # never in one picture
+_FURTHER = (
+    *("engine", "weights", "dtype", "device", "drafter", "concurrency", "request_rate", "tp", "max_new_tokens"),
+    *("top_p", "top_k"),
+)
+_USUAL = {"weights": "checkpoint", "top_p": 1.0, "top_k": 0, "concurrency": 1, "verify": "exact"}  # goes without saying
 _SAID_WHERE_THEY_DIFFER = ("drafter", "max_new_tokens", "seed")
 _PLACE = [*stats.CELL, "arm"]
 _PAIRED = (
@@ -152,14 +158,15 @@ def panels_of(table: pd.DataFrame, compared: Sequence[str]) -> list[str]:
 def _say(name: str, value: Any) -> str:
     if name == "drafter":
         value = "/".join(PurePath(str(value)).parts[-2:])
-    return f"no {name}" if value is None else SETTINGS[name].format(value)
+    return f"no {name.replace('_', ' ')}" if pd.isna(value) else SETTINGS[name].format(value)
 
 
 def title(table: pd.DataFrame, width: float) -> str:
     """What all cells have in common, in lines that fit `width` inches."""
     first, left_out = table.iloc[0], (*differing_in(table), *_SAID_WHERE_THEY_DIFFER)
     names = (name for name in SETTINGS if name not in left_out)
-    return in_lines(BETWEEN.join(_say(name, first[name]) for name in names if first[name] != _USUAL.get(name)), width)
+    unusual = [name for name in names if pd.notna(first[name]) and first[name] != _USUAL.get(name)]
+    return in_lines(BETWEEN.join(_say(name, first[name]) for name in unusual), width)
 
 
 def shares(

@@ -24,6 +24,8 @@ SCHEMA_VERSION = 1
 KEYS = ("cell_id", "sitting", "phase", "arm", "prompt_id", "turn", "repeat")
 STAGES = ("draft_s", "build_s", "verify_s", "commit_s")
 BASELINE = "autoregressive"
+HIDDEN = ("invalid", "failed")  # arms whose figures nothing shows
+MEASURED = "measured"  # the `source` of an arm that was not worked out from others
 UNBOUNDED = 1e308  # how JSON, which has no infinity, writes an infinite gap
 
 _DERIVED = {"n_rounds": "int64", "accepted_sum": "int64", "uncut_rounds": "int64", "accepted_uncut_sum": "int64"}
@@ -75,7 +77,9 @@ ROUND_DTYPES = {
     "emitted": "int64",
     "cut": "str",
     "shadow_accepted": "Int64",
+    "width": "Int64",
 }
+_LATER = {"width"}  # columns that older results lack
 
 Record = Mapping[str, Any]
 
@@ -92,6 +96,7 @@ class Arm:
     status: str
     reason: str | None
     source: str = "measured"
+    verify: str | None = None
 
     @property
     def drafts(self) -> bool:
@@ -159,6 +164,7 @@ def _arm(content: Record) -> Arm:
         settings=content.get("settings") or {},
         status=content["status"],
         reason=content.get("reason"),
+        verify=content.get("verify"),
     )
 
 
@@ -219,7 +225,18 @@ def _place(record: Record) -> tuple[Any, ...]:
 
 
 def requests_of(cell: Cell, columns: Sequence[str] = tuple(REQUEST_DTYPES)) -> pd.DataFrame:
-    """One row a request with the columns asked for, from Parquet where it is complete, else from JSONL."""
+    """One row a request with the columns asked for. Where many requests were in flight, those due outside of the steady
+    part of their load have no times (`analysis.load_figures`)."""
+    from analysis.load_figures import TIMES, Loads, is_loaded  # which reads cells itself
+
+    if not is_loaded(cell) or not set(TIMES) & set(columns):
+        return _recorded(cell, columns)
+    keyed = _recorded(cell, tuple(dict.fromkeys((*columns, *KEYS))))
+    return Loads(cell).times_of(keyed)[list(columns)]
+
+
+def _recorded(cell: Cell, columns: Sequence[str]) -> pd.DataFrame:
+    """From Parquet where it is complete, else from JSONL."""
     if _parquet_is_complete(cell):
         file = cell.folder / "requests.parquet"
         table = pd.read_parquet(file, columns=list(dict.fromkeys((*columns, *KEYS, "n_output", *_DERIVED))))
@@ -232,7 +249,7 @@ def rounds_of(cell: Cell) -> pd.DataFrame:
     """One row a round, in the order of `requests_of`."""
     if _parquet_is_complete(cell):
         file = cell.folder / "rounds.parquet"
-        table = pd.read_parquet(file, columns=list(ROUND_DTYPES))
+        table = pd.read_parquet(file).reindex(columns=list(ROUND_DTYPES))
         check_rounds(table, requests_of(cell, (*KEYS, "n_output", "n_rounds")), file)
         return pd.DataFrame({name: _column(name, table[name]) for name in ROUND_DTYPES})
     return rounds_frame(records(cell))
@@ -248,13 +265,13 @@ def _parquet_is_complete(cell: Cell) -> bool:
     for name, columns in expected.items():
         if not (cell.folder / name).is_file():
             return False
-        schema = pq.read_schema(cell.folder / name)
-        version = (schema.metadata or {}).get(b"schema_version", b"none").decode()
-        if version != str(SCHEMA_VERSION) or not set(columns) <= set(schema.names):
+        file = pq.read_metadata(cell.folder / name)
+        version = (file.metadata or {}).get(b"schema_version", b"none").decode()
+        if version != str(SCHEMA_VERSION) or not set(columns) - _LATER <= set(file.schema.to_arrow_schema().names):
             if files:
                 return False
             raise Refusal(f"{cell.folder / name} is not of schema version {SCHEMA_VERSION}, which this version reads.")
-        rows[name] = pq.read_metadata(cell.folder / name).num_rows
+        rows[name] = file.num_rows
     return not files or rows["requests.parquet"] == sum(file.read_bytes().count(b"\n") for file in files)
 
 
@@ -289,12 +306,15 @@ def rounds_frame(found: Iterable[Record]) -> pd.DataFrame:
     counts: list[int] = []
     rounds: list[Sequence[Any]] = []
     shadow: list[int | None] = []
+    widths: list[int | None] = []
     for record in found:
         for name, column in keys.items():
             column.append(record[name])
         counts.append(len(record["rounds"]))
         rounds.extend(record["rounds"])
-        shadow.extend(record["shadow"] or [None] * len(record["rounds"]))
+        nothing = [None] * len(record["rounds"])
+        shadow.extend(record["shadow"] or nothing)
+        widths.extend(record.get("widths") or nothing)
     owner = np.repeat(np.arange(len(counts)), counts)
     table = {name: _column(name, column).take(owner) for name, column in keys.items()}
     table = {name: column.reset_index(drop=True) for name, column in table.items()}
@@ -302,6 +322,7 @@ def rounds_frame(found: Iterable[Record]) -> pd.DataFrame:
     for index, name in enumerate(("accepted", "emitted", "cut")):
         table[name] = _column(name, [one[index] for one in rounds])
     table["shadow_accepted"] = _column("shadow_accepted", shadow)
+    table["width"] = _column("width", widths)
     return pd.DataFrame(table)
 
 
@@ -311,5 +332,6 @@ def _column(name: str, values: Any) -> pd.Series[Any]:
         return pd.Series([np.asarray(ids, dtype=np.int64).tolist() for ids in values], dtype="object")
     if name == "tree_checksum":  # 64 bits, which may come as a decimal or without a sign
         values = [(int(value) + 2**63) % 2**64 - 2**63 for value in values]
-    column: pd.Series[Any] = pd.Series(values, dtype=cast(Any, dtype))
-    return column.replace(UNBOUNDED, math.inf) if dtype == "float64" else column
+    same = isinstance(values, pd.Series) and values.dtype == dtype
+    column: pd.Series[Any] = values if same else pd.Series(values, dtype=cast(Any, dtype))
+    return column.replace(UNBOUNDED, math.inf) if dtype == "float64" and (column == UNBOUNDED).any() else column

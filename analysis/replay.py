@@ -187,11 +187,14 @@ def replayed_rounds(cell: Cell, requests: pd.DataFrame) -> pd.DataFrame:
 
 def _records(cell: Cell, requests: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """What a run of each replayed arm would have recorded, as far as that goes."""
-    arms, methods = [arm.name for arm in cell.arms if arm.source == REPLAYED], methods_of(max(PAPER_BUDGETS))
+    arms = [arm.name for arm in cell.arms if arm.source == REPLAYED]
+    if not arms:
+        return
+    methods = methods_of(max(PAPER_BUDGETS))
     answers = requests[(requests["phase"] == "timed") & (requests["arm"] == BASELINE) & (requests["repeat"] == 0)]
     answers = answers.sort_values("sitting", kind="stable").drop_duplicates(["prompt_id", "turn"])
     keys = {(key["prompt_id"], key["turn"]): key for key in answers[list(KEYS)].to_dict("records")}
-    for replayed in replays_of(cell) if arms else ():
+    for replayed in replays_of(cell):
         key = keys.get((replayed.prompt_id, replayed.turn))
         if key is not None:
             same = {str(name): value for name, value in key.items()} | {"stages": None, "shadow": None}

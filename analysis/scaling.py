@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import (
-    HIDDEN,
     NOTHING,
     acceptance_length,
     interval,
@@ -28,11 +27,14 @@ from analysis.load import load_runs
 from analysis.notes import INTERVALS, SPEEDUPS, drifts
 from analysis.pairing import counted, matched, ratio
 from analysis.printing import Table, Title
-from analysis.records import Cell, find_cells
+from analysis.records import HIDDEN, Cell, find_cells
 from analysis.stats import Interval
 from methods.base import Refusal
 
-_SAME = ("model", "drafter", "engine", "device", "dtype", "workload", "temperature", "concurrency", "max_new_tokens")
+_SAME = (
+    *("model", "drafter", "engine", "device", "dtype", "workload", "temperature", "concurrency", "max_new_tokens"),
+    *("request_rate", "simulate_acceptance"),
+)
 _NUMBERS = (
     *(*_SAME, "tp", "arm", "method", "budget", "status", "reason", "n_prompts", "n_requests", "tpot_s"),
     *("speedup", "speedup_low", "speedup_high"),

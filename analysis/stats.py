@@ -32,6 +32,7 @@ _BLOCK = 20_000_000  # numbers drawn at a time
 _NORMAL = NormalDist()
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Table = pd.DataFrame | Mapping[str, Floats]  # a frame, or its columns as arrays
 
 
@@ -110,27 +111,33 @@ def acceptance_by_depth(rounds: pd.DataFrame, deepest: int = 0) -> pd.DataFrame:
     1 + Σ marginal is the acceptance length; `conditional`, their share of those that reached the depth before
     (NaN where none did).
     """
-    counts = _accepted_counts(rounds, deepest)
+    return pd.DataFrame(by_depth(_accepted_counts(rounds, deepest)))
+
+
+def by_depth(counts: Counts) -> dict[str, NDArray[Any]]:
+    """The columns of `acceptance_by_depth`, from the number of rounds that accepted 0, 1, … tokens."""
     reached = counts[::-1].cumsum()[::-1]
     before = np.where(reached[:-1] > 0, reached[:-1], np.nan)
-    return pd.DataFrame(
-        {
-            "depth": np.arange(1, len(reached)),
-            "rounds": reached[1:],
-            "marginal": reached[1:] / max(int(reached[0]), 1),
-            "conditional": reached[1:] / before,
-        }
-    )
+    return {
+        "depth": np.arange(1, len(reached)),
+        "rounds": reached[1:],
+        "marginal": reached[1:] / max(int(reached[0]), 1),
+        "conditional": reached[1:] / before,
+    }
 
 
 def acceptance_histogram(rounds: pd.DataFrame, deepest: int = 0) -> pd.DataFrame:
     """Uncut rounds by what they accepted: columns `accepted` (from 0), `rounds` and `share`."""
-    counts = _accepted_counts(rounds, deepest)
+    return pd.DataFrame(histogram(_accepted_counts(rounds, deepest)))
+
+
+def histogram(counts: Counts) -> dict[str, NDArray[Any]]:
+    """The columns of `acceptance_histogram`, from the number of rounds that accepted 0, 1, … tokens."""
     shares = counts / max(int(counts.sum()), 1)
-    return pd.DataFrame({"accepted": np.arange(len(counts)), "rounds": counts, "share": shares})
+    return {"accepted": np.arange(len(counts)), "rounds": counts, "share": shares}
 
 
-def _accepted_counts(rounds: pd.DataFrame, deepest: int) -> NDArray[np.int64]:
+def _accepted_counts(rounds: pd.DataFrame, deepest: int) -> Counts:
     accepted = rounds.loc[rounds["cut"] == "", "accepted"].to_numpy(dtype=np.int64)
     return np.bincount(accepted, minlength=deepest + 1).astype(np.int64)
 
@@ -289,8 +296,8 @@ def _studentised(moments: Floats) -> tuple[float, float]:
     variances = np.maximum(moments[:, 1] - means**2, 0)
     usable = variances > 1e-6  # a resample of one value only has no error to divide by
     ratios = means[usable] / np.sqrt(variances[usable])
-    below, above = np.quantile(ratios, [0.025, 0.975])
-    return -float(above), -float(below)
+    below, above = quantiles(ratios, 0.025, 0.975)
+    return -above, -below
 
 
 def _bca(sample: Floats, means: Floats) -> tuple[float, float]:
@@ -301,8 +308,26 @@ def _bca(sample: Floats, means: Floats) -> tuple[float, float]:
     levels = []
     for z in (_NORMAL.inv_cdf(0.025), _NORMAL.inv_cdf(0.975)):
         levels.append(_NORMAL.cdf(bias + (bias + z) / (1 - acceleration * (bias + z))))
-    low, high = np.quantile(means, levels)
-    return float(low), float(high)
+    low, high = quantiles(means, *levels)
+    return low, high
+
+
+def quantiles(values: Floats, *levels: float) -> list[float]:
+    """`np.quantile` of an array without NaN, one number a level; NaN of none. NumPy takes several times as long."""
+    if not len(values):
+        return [math.nan] * len(levels)
+    places = [level * (len(values) - 1) for level in levels]
+    below = [min(int(place), len(values) - 1) for place in places]
+    above = [min(index + 1, len(values) - 1) for index in below]
+    ordered = np.partition(values, sorted({*below, *above}))
+    return [
+        _between(float(ordered[low]), float(ordered[high]), place - low)
+        for low, high, place in zip(below, above, places, strict=True)
+    ]
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
 
 
 def _resampled(columns: Floats, resamples: int, seed: int) -> Floats:

@@ -1,8 +1,8 @@
 """The tables a person reads, each from one function for the terminal, Markdown, CSV and LaTeX.
 
-Without a view there is a table a cell, an arm a row; `stages`, `latency`, `acceptance` and `accuracy` show what is
-behind it. `paper`, `budgets`, `categories` and `scaling` set cells side by side. The figures of an arm that is invalid
-or failed are not shown; its row says why.
+Without a view there is a table a cell, an arm a row; `stages`, `latency`, `load`, `acceptance` and `accuracy` show what
+is behind it. `paper`, `budgets`, `categories` and `scaling` set cells side by side. The figures of an arm that is
+invalid or failed are not shown; its row says why.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import pandas as pd
 from rich.console import Console
 
 from analysis.acceptance import load_acceptance
-from analysis.columns import HIDDEN, NOTHING, NUMBERS, Column, View, columns_of, rows_of
+from analysis.columns import NOTHING, NUMBERS, Column, View, columns_of, rows_of
 from analysis.figures import SPEED_FIGURES
 from analysis.layouts import Layout, layout_tables
 from analysis.load import load_runs
+from analysis.load_figures import LOAD_FIGURES
+from analysis.load_window import Slos
 from analysis.notes import note
 from analysis.printing import Format, Table, as_text, print_tables
+from analysis.records import HIDDEN
 from analysis.scaling import scaling_tables
 from methods.base import Refusal
 
@@ -38,6 +41,7 @@ def table(
     by: By | None = None,
     view: AnyView | None = None,
     published: bool = False,
+    slos: Slos | None = None,
 ) -> str:
     """The tables of a results folder, finished or running, as text.
 
@@ -48,11 +52,12 @@ def table(
         by: a row per arm and category, in the views that have a table a cell.
         view: see above.
         published: what others have published beside it, in `paper` and `budgets`.
+        slos: what a request has to keep to, to count for goodput, in `load`.
     """
     if format == "csv" and _of_cells(view):
         _check(by, view, published)
-        return _csv(results, by, cast("View | None", view))
-    text = as_text(summary_tables(results, by, view, published), format)
+        return _csv(results, by, cast("View | None", view), slos)
+    text = as_text(summary_tables(results, by, view, published, slos), format)
     return text or ("No arm has begun yet.\n" if format == "terminal" else "")
 
 
@@ -62,9 +67,10 @@ def print_summary(
     by: By | None = None,
     view: AnyView | None = None,
     published: bool = False,
+    slos: Slos | None = None,
 ) -> None:
     """Print tables of a results folder, as a run does with the plain one at its end."""
-    tables = summary_tables(results_dir, by, view, published)
+    tables = summary_tables(results_dir, by, view, published, slos)
     if tables:
         print_tables(console, tables)
     else:
@@ -72,7 +78,11 @@ def print_summary(
 
 
 def summary_tables(
-    results: str | Path, by: By | None = None, view: AnyView | None = None, published: bool = False
+    results: str | Path,
+    by: By | None = None,
+    view: AnyView | None = None,
+    published: bool = False,
+    slos: Slos | None = None,
 ) -> list[Table]:
     """The tables of a results folder, before they are given a form."""
     _check(by, view, published)
@@ -81,7 +91,7 @@ def summary_tables(
     if view in get_args(Layout):
         return layout_tables(results, cast(Layout, view), published)
     of_cells = cast("View | None", view)
-    runs = load_runs(results, by=by, unfinished=True)
+    runs = load_runs(results, by=by, unfinished=True, slos=slos)
     if view == "acceptance":
         keys = _keys(by)
         rates = load_acceptance(results, by=by).groupby(keys, sort=False)["marginal"].agg(tuple)
@@ -127,16 +137,20 @@ def _shown(column: Column, row: Any) -> str:
 def _heading(row: Any, several: bool) -> str:
     parts = [row.model, row.workload, row.engine, f"tp {row.tp}", row.device, row.dtype, f"T {row.temperature:g}"]
     parts += [f"concurrency {row.concurrency}"] if row.concurrency != 1 else []
+    parts += [f"{row.request_rate:g} requests/s"] if pd.notna(row.request_rate) else []
+    parts += ["eager"] if row.graphs == "eager" else []
+    parts += [f"{row.verify} sampling"] if row.verify == "rejection" else []
+    parts += [f"SYNTHETIC acceptance {row.simulate_acceptance:g}"] if pd.notna(row.simulate_acceptance) else []
     return " · ".join([*([row.results] if several else []), *parts, f"cell {row.cell_id}"])
 
 
-def _csv(results: str | Path, by: By | None, view: View | None) -> str:
+def _csv(results: str | Path, by: By | None, view: View | None, slos: Slos | None) -> str:
     """The figures of invalid and failed arms are left empty."""
-    runs = load_runs(results, by=by, unfinished=True)
+    runs = load_runs(results, by=by, unfinished=True, slos=slos)
     if view is not None:
         source = ["source"] if "source" in runs else []
         runs = runs[[*_FACTORS, *([by] if by else []), *NUMBERS[view], *source, "results"]]
-    figures = [name for name in SPEED_FIGURES if name in runs]
+    figures = [name for name in (*SPEED_FIGURES, *LOAD_FIGURES) if name in runs]
     if view == "acceptance":
         runs = runs.merge(load_acceptance(results, by=by), on=_keys(by), how="left")
         figures += ["rounds", "marginal", "conditional"]

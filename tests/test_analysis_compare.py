@@ -185,3 +185,18 @@ def test_every_form_and_every_width(pair, capsys):
         print_comparison(*pair, Console(file=text, width=width, highlight=False))
         assert max(map(len, text.getvalue().splitlines())) <= width
         assert all(cell in text.getvalue() for one in tables for row in one.rows for cell in row)
+
+
+def test_simulated_acceptance_is_never_held_against_measured(tmp_path):
+    cell(tmp_path / "a", timed(ARMS))
+    cell(tmp_path / "b", timed(ARMS), "b1b2c3d4e5f6", simulate_acceptance=3.5)
+    with pytest.raises(Refusal, match="cannot be compared"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_unlike_verification_is_told(tmp_path):
+    cell(tmp_path / "a", timed(ARMS))
+    folder = cell(tmp_path / "b", timed(ARMS), "b1b2c3d4e5f6", temperature=1.0)
+    for file in (folder / "arms").glob("d*.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"verify": "rejection"}))
+    assert "unlike ways (exact and rejection)" in compare(tmp_path / "a", tmp_path / "b", "markdown")

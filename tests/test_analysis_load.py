@@ -336,7 +336,16 @@ def test_rounds_of_parquet_add_up_to_the_output(results):
 def test_rounds(shared):
     rounds = load_rounds(shared)
     requests = load_requests(shared)
-    assert rounds.columns.tolist() == [*KEYS, "round", "accepted", "emitted", "cut", "shadow_accepted", "results"]
+    assert rounds.columns.tolist() == [
+        *KEYS,
+        "round",
+        "accepted",
+        "emitted",
+        "cut",
+        "shadow_accepted",
+        "width",
+        "results",
+    ]
     assert len(rounds) == requests["n_rounds"].sum()
     one = rounds[(rounds["arm"] == "dflash") & (rounds["prompt_id"] == "code-1") & (rounds["phase"] == "timed")]
     one = one[one["repeat"] == 0]

@@ -108,6 +108,14 @@ def test_the_frontier_holds_what_nothing_beats():
 
 def test_the_frontier_of_the_example_joins_arms_of_it():
     runs = load_runs(EXAMPLE)
-    best = frontier(runs[runs["workload"] == "smoke"])
+    best = frontier(runs[(runs["workload"] == "smoke") & (runs["engine"] == "reference")])
     assert len(best) and set(best["cell_id"]) == {"5cf22cd58636"}
     assert CELL not in set(best["cell_id"])
+
+
+def test_the_frontier_of_the_served_cells_joins_their_concurrencies():
+    runs = load_runs(EXAMPLE)
+    best = frontier(runs[runs["engine"] == "vllm"])
+    assert list(best["arm"]) == ["dflash", "dflash"] and list(best["concurrency"]) == [4, 1]
+    loaded = best[best["concurrency"] == 4]
+    assert (loaded["tokens_per_s_per_gpu"] == loaded["throughput_tokens_per_s"]).all()

@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 import records_fixture
 from records_fixture import AR, CELL, PROMPTS, make_results, profile, sentinel, timed, write_cell
@@ -12,7 +13,8 @@ from rich.console import Console
 
 from analysis import load_acceptance, load_runs
 from analysis.__main__ import main
-from analysis.tables import print_summary, summary_tables, table
+from analysis.printing import as_text
+from analysis.tables import print_summary, summary_tables, table, tables_of
 
 HEADING = f"tiny · smoke · reference · tp 1 · cpu · float32 · T 0 · cell {CELL}"
 GOLDEN = f"""\
@@ -264,3 +266,11 @@ def test_the_command_line(shared, cell, tmp_path, capsys):
     assert HEADING in capsys.readouterr().out
     assert main(["table", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_a_load_says_against_itself_is_told(tmp_path):
+    runs = load_runs(make_results(tmp_path))
+    runs = runs.assign(saturated=runs["arm"] == "dflash", preemptions=np.where(runs["arm"] == "dflash", 3.0, np.nan))
+    said = as_text(tables_of(runs[runs["cell_id"] == CELL]), "markdown")
+    assert "Saturated (dflash): the queue kept growing" in said
+    assert "The server of dflash put 3 requests off for lack of memory" in said

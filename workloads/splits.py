@@ -14,13 +14,26 @@ import hashlib
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from methods.base import Refusal
-from workloads.base import Prompt, Workload
+from workloads.base import Workload
 
 Split = Literal["all", "dev", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
+
+
+class Sorted(Protocol):
+    """What the rules know of a prompt."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def category(self) -> str: ...
+
+
+P = TypeVar("P", bound=Sorted)
 
 
 def part(workload: Workload, split: str = "all", limit: int | None = None) -> Workload:
@@ -35,7 +48,7 @@ def part(workload: Workload, split: str = "all", limit: int | None = None) -> Wo
         raise Refusal(f"workload.limit={limit} is not accepted: an integer of at least 1 or null is.")
     kept = {p.id for p in workload.prompts}
     if split != "all":
-        dev = {p.id for of_one in _by_category(workload.prompts, "split") for p in of_one[: len(of_one) // 2]}
+        dev = dev_half(workload.prompts)
         kept = dev if split == "dev" else kept - dev
     if not kept:
         raise Refusal(
@@ -49,15 +62,20 @@ def part(workload: Workload, split: str = "all", limit: int | None = None) -> Wo
     return replace(workload, name=name, prompts=tuple(p for p in workload.prompts if p.id in kept))
 
 
+def dev_half(prompts: Iterable[Sorted]) -> set[str]:
+    """The ids of those prompts that are `dev`."""
+    return {p.id for of_one in _by_category(prompts, "split") for p in of_one[: len(of_one) // 2]}
+
+
 def part_name(name: str, split: str = "all", limit: int | None = None, *more: str) -> str:
     """What a part is called, as in `gsm8k:dev:limit=32`; `more` are other ways in which its prompts differ."""
     words = [*([split] if split != "all" else []), *([f"limit={limit}"] if limit is not None else []), *more]
     return ":".join([name, *words])
 
 
-def _by_category(prompts: Iterable[Prompt], rule: str) -> list[list[Prompt]]:
+def _by_category(prompts: Iterable[P], rule: str) -> list[list[P]]:
     """The prompts of each category in this rule's order, categories in the order of their first prompts."""
-    found: dict[str, list[Prompt]] = {}
+    found: dict[str, list[P]] = {}
     for prompt in prompts:
         found.setdefault(prompt.category, []).append(prompt)
     return [

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.plot_data import Source
+from analysis.plots.advice import ADVICE
 from analysis.plots.base import Picture, Plot
 from analysis.plots.budget import BUDGET
 from analysis.plots.categories import CATEGORIES
@@ -30,7 +31,7 @@ from analysis.style import RC
 from methods.base import Refusal
 
 FORMATS = ("png", "svg", "pdf")
-PLOTS = (BUDGET, STAGES, HISTOGRAM, ACCEPTANCE, SCALING, PARETO, PAIRS, CATEGORIES, PREDICTED)
+PLOTS = (BUDGET, STAGES, HISTOGRAM, ACCEPTANCE, SCALING, PARETO, PAIRS, CATEGORIES, PREDICTED, ADVICE)
 
 __all__ = ["FORMATS", "PLOTS", "Picture", "Plot", "Written", "pictures", "write_plots"]
 

@@ -1,4 +1,5 @@
-"""Measured speed-ups against predicted ones: what the stages of a round say, or a replay, and what the clock says.
+"""Measured speed-ups against predicted ones: what the stages of a round say, and what the clock says. (What a replay
+says is in `analysis.plots.advice`.)
 
 From stages: tokens per round × t_AR / (draft + build + verify + commit), on the profiled prompts. A point below the
 diagonal is slower than its stages add up to: time that no stage accounts for. Tables name residuals beyond the band.

@@ -14,9 +14,8 @@ import pandas as pd
 
 from analysis import stats
 from analysis.acceptance import load_acceptance
-from analysis.columns import HIDDEN, MEASURED
 from analysis.load import load_runs
-from analysis.records import BASELINE, Cell, engine_fact, find_cells
+from analysis.records import BASELINE, HIDDEN, MEASURED, Cell, engine_fact, find_cells
 from analysis.report.compared import Compared, by_prompt
 from methods.locate import BUILTIN, resolve
 

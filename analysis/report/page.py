@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from analysis.columns import count
 from analysis.report import rounds as dumped
+from analysis.report.advice import advised
 from analysis.report.cautions import cautions
 from analysis.report.expectations import Expectation, Finding, Verdict, expectations
 from analysis.report.folder import Folder
@@ -67,7 +68,9 @@ def _contents(folder: Folder) -> dict[str, Any]:
     found, warned = answers(cells), cautions(folder)
     drawn, left_out = pictures(folder)
     trees, (tables, tables_left_out) = dumped.rounds(folder), groups(folder)
+    advice, more_advice = advised(folder)
     sections = {
+        "advice": ("Advice", bool(advice)),
         "expectations": ("Literature", True),
         "pictures": ("Pictures", bool(drawn or left_out)),
         "rounds": ("Rounds", bool(trees.rounds or trees.notes)),
@@ -89,6 +92,8 @@ def _contents(folder: Folder) -> dict[str, Any]:
         "glance": [Row(one.cells) for one in at_a_glance(folder, found)],
         "glance_columns": GLANCE,
         "glance_numbers": [title in ("over AR", "tree over that", "prompts") for title in GLANCE],
+        "advice": advice,
+        "more_advice": more_advice,
         "expectations": [{**vars(one), "tally": one.tally, "shown": _first(one)} for one in judged],
         "pictures": drawn,
         "left_out": left_out,

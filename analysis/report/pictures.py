@@ -6,7 +6,7 @@ import base64
 import io
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.acceptance import load_histogram
-from analysis.load import load_runs
+from analysis.load import runs_of
 from analysis.plot_data import ARM, Source
 from analysis.records import Cell
 from analysis.report.folder import Folder, Place
@@ -66,7 +66,7 @@ class Drawn(Source):
 
     @cached_property
     def categories(self) -> pd.DataFrame:
-        split = self._each(partial(load_runs, by="category"))
+        split = runs_of(self.cells.values(), by="category")
         place = [*stats.CELL, "arm"]
         return self.arms.merge(
             split.drop(columns=[name for name in ARM if name in split and name not in place]), on=place

@@ -12,6 +12,7 @@ from analysis.columns import View
 from analysis.layouts import Layout
 from analysis.printing import STRUCK, Table
 from analysis.report.folder import Folder, Place
+from methods.base import Refusal
 
 CELLS = 40  # cells whose summary is shown
 BESIDE = 60  # cells up to which they are set side by side
@@ -89,7 +90,10 @@ def _rates(folder: Folder, place: Place) -> dict[str, tuple[float, ...]]:
 
 def _side_by_side(folder: Folder) -> Iterator[Group]:
     for view in (*get_args(Layout), "scaling"):
-        found = tuple(map(grid, tables.summary_tables(folder.path, view=view)))
+        try:
+            found = tuple(map(grid, tables.summary_tables(folder.path, view=view)))
+        except Refusal:  # these cells have nothing that it sets side by side
+            continue
         rows = sum(len(table.rows) for table in found)
         if rows > 1:
             yield Group(_TITLES.get(view, view.capitalize()), found)
