@@ -1,0 +1,117 @@
+"""What is said to SGLang's server and what its answers mean: token ids in and out, streamed step by step.
+
+The figures in this project's words:
+
+- `spec_correct_drafts_histogram[j]` is the number of verify steps that accepted j drafted tokens, the last step whole,
+  whether or not all of it was kept. It has no order. Answers are streamed step by step, so the order is that of the
+  chunks; where a slow reader got several steps as one chunk, they are told apart by what the histogram has.
+- `spec_accept_length` is not used. It is `completion_tokens / spec_verify_ct`: the token that the prompt itself gave is
+  counted with no step of its own, so it is too high by 1 / steps, and too low after a step that was cut.
+- `stop_token_ids` count for nothing under `ignore_eos`, which is therefore set only for requests without end ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from methods.base import Request
+from methods.engines.http import Http, ServerError
+from methods.engines.served import Told
+from methods.streaming import Chunk
+
+
+def sampling(request: Request) -> dict[str, Any]:
+    """A request in SGLang's words. Only the request's own end ids end it, and they are part of the output."""
+    stops = {"stop_token_ids": list(request.stop_ids)} if request.stop_ids else {"ignore_eos": True}
+    return {
+        "input_ids": list(request.prompt_ids),
+        "sampling_params": {"max_new_tokens": request.max_new_tokens, "temperature": 0.0, **stops},
+    }
+
+
+def log_probs(own: Sequence[Any], top: Sequence[Any]) -> list[dict[int, float]]:
+    """SGLang's triples (log-prob, id, text), of the tokens and of the best in their places, as one mapping a token."""
+    return [
+        {int(token): float(value) for value, token, _ in (*best, mine)} for mine, best in zip(own, top, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class SglangClient:
+    """One connection a request; a chunk is what one step emitted, and the last one has the request's figures."""
+
+    http: Http
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        sizes: list[int] = []
+        async with aclosing(self.http.events("/generate", {**sampling(request), "stream": True})) as events:
+            async for time_s, event in events:
+                yield chunk(event, time_s, sizes)
+
+
+def chunk(event: Any, time_s: float, sizes: list[int]) -> Chunk:
+    """What one event says: tokens, and with the last of them the figures of the request.
+
+    `sizes` is given the number of tokens of each chunk. A request that SGLang took back and began anew has been
+    measured as something else than decoding.
+    """
+    try:
+        if "error" in event:
+            raise ServerError(f"the server failed the request: {event['error']['message']}")
+        tokens, told = tuple(int(token) for token in event["output_ids"]), event["meta_info"]
+        sizes.append(len(tokens))
+        ending = told["finish_reason"]
+        if ending is None:
+            return Chunk(tokens, time_s)
+        if ending["type"] not in ("stop", "length"):
+            raise ServerError(f"the server ended the request with {ending['type']}: {ending.get('message')}")
+        if told["num_retractions"]:
+            raise ServerError("the server took the request back and began it anew: it has too few slots")
+        n_output = int(told["completion_tokens"])
+        decode_s = (n_output - 1) / float(told["decode_throughput"]) if n_output > 1 else 0.0
+        accepted = steps(sizes, told.get("spec_correct_drafts_histogram") or ())
+        return Told(tokens, time_s, ending["type"], decode_s, accepted, int(told["cached_tokens"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ServerError(f"the server sent an event of another shape: {str(event)[:200]}") from error
+
+
+def steps(sizes: Sequence[int], histogram: Sequence[int]) -> tuple[int, ...]:
+    """How many drafted tokens each verify step accepted, in order.
+
+    Args:
+        sizes: the tokens of each chunk; the very first token is the prompt's own.
+        histogram: how many steps accepted 0, 1, … tokens, the last step whole.
+
+    A chunk is one step, or several that a slow reader got at once: then the largest that fit. Where even that does not
+    come out, only the number of steps of each kind is known, and the fewest accepted stand first.
+
+    Raises:
+        ServerError: the steps are fewer than the chunks, have fewer tokens than the answer, or more than its last step
+            can have lost.
+    """
+    if not histogram:
+        return ()
+    left = list(histogram)
+    whole = [size for size in (sizes[0] - 1, *sizes[1:]) if size]
+    emitted = sum(whole)
+    cut = sum((accepted + 1) * count for accepted, count in enumerate(left)) - emitted
+    if not 0 <= cut < len(left) or len(whole) > sum(left):
+        raise ServerError(
+            f"the server counts {sum(left)} verify steps of {emitted + cut} tokens, but {emitted} came in {len(whole)}"
+        )
+    if whole:
+        whole[-1] += cut
+    found: list[int] = []
+    for size in whole:
+        inside: list[int] = []
+        while size and (fitting := [accepted for accepted in range(min(size, len(left))) if left[accepted]]):
+            inside.append(fitting[-1])
+            left[fitting[-1]] -= 1
+            size -= fitting[-1] + 1
+        if size:
+            return tuple(accepted for accepted, count in enumerate(histogram) for _ in range(count))
+        found += reversed(inside)
+    return tuple(found)

@@ -1,0 +1,44 @@
+"""How SGLang finds the plugin: a distribution's metadata with an entry point, in a folder on its path.
+
+Nothing has to be installed into SGLang's environment and no file of it is changed: a server that is started with
+`path(folder)` in PYTHONPATH loads the plugin in every process it starts. SGLang logs a plugin that fails and goes on
+without it, so that a server has to be asked whether it is there: `loaded` reads its own account.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import methods
+from methods.base import Refusal
+from methods.engines.sglang_ddtree import NAME, TESTED
+
+DISTRIBUTION = "draft_tree_sglang-0.1.dist-info"
+FILES = {
+    "METADATA": "Metadata-Version: 2.1\nName: draft-tree-sglang\nVersion: 0.1\n",
+    "entry_points.txt": "[sglang.srt.plugins]\ndraft_tree = methods.engines.sglang_ddtree:register\n",
+    "RECORD": "",
+}
+LINE = "draft-tree plugin: {name} registered in process {pid}"
+
+
+def path(folder: Path) -> str:
+    """Write the metadata below `folder`; what a server's PYTHONPATH has to hold, this project's root with it."""
+    place = folder / "sglang-plugin" / DISTRIBUTION
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        (place / name).write_text(text)
+    return os.pathsep.join([str(place.parent.absolute()), str(Path(methods.__file__).parents[1].absolute())])
+
+
+def check_version(version: str) -> None:
+    """Refuse a version of SGLang whose insides nobody has tried."""
+    if version not in TESTED:
+        raise Refusal(f"SGLang {version} is not accepted: method=ddtree was tried with {', '.join(TESTED)}.")
+
+
+def loaded(log: str) -> tuple[int, ...]:
+    """The processes that registered the algorithm, from a server's log: the one that serves, and each scheduler's."""
+    before = LINE.split("{pid}")[0].format(name=NAME)
+    return tuple(int(line.partition(before)[2].split()[0]) for line in log.splitlines() if before in line)
