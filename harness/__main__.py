@@ -63,8 +63,9 @@ def main(argv: list[str] | None = None) -> int:
         if not jobs:
             return 0
         from harness.run import execute
+        from harness.tune import tune
 
-        return execute(jobs, argv)
+        return (tune if jobs[0].command.tune else execute)(jobs, argv)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED

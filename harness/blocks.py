@@ -4,6 +4,9 @@ The first half of the prompts is asked of AR, then of every method; the other ha
 and at last of AR. So each prompt's ratio is formed from blocks on both sides of the same middle, which a steady drift
 leaves as it is, and AR's two blocks, with the sentinel's prompts at the very start and the very end, show the drift.
 
+Where many requests are in flight (`concurrency`, `request_rate`) a block is one load (`harness.crowd`); the sentinel's
+requests come one by one all the same.
+
 Outputs are scored by AR's server, and so only in its blocks. Until then a request stands in `answered.jsonl`, on disk
 before the next one starts, and joins `requests.jsonl` with its score. What a killed sitting left unscored the next one
 scores.
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.cells import BASELINE
+from harness.crowd import Crowd, load_of
 from harness.questions import Question, Questions
 from harness.records import ANSWERED, KEYS, REQUESTS, Checked, append_line, read_lines
 from harness.results import Turn
@@ -31,7 +35,9 @@ START, END = 0, 2  # the sentinel's places; in the middle there is no AR server
 
 def ask_in_blocks(worker: Worker, questions: Questions, folder: Path) -> None:
     """The timed requests, block by block, and every score that the cell still owes. `folder` is the sitting's."""
-    scores = Scores(worker.engine, folder.parent, worker.sitting.settings.sampling, worker.tolerance)
+    settings = worker.sitting.settings
+    scores = Scores(worker.engine, folder.parent, settings.sampling, worker.tolerance)
+    crowd = Crowd(worker, questions, folder) if load_of(settings) else None
     methods = {method.arm: method for method in worker.sitting.methods}
     scores.settle(worker.events.send)
     steps = worker.sitting.steps
@@ -41,10 +47,14 @@ def ask_in_blocks(worker: Worker, questions: Questions, folder: Path) -> None:
     if stretches[-1][0] != BASELINE.arm:
         stretches.append((BASELINE.arm, []))
     for place, (arm, block) in enumerate(stretches):
-        _warm(worker, methods[arm], [*questions.warmup, *questions.shapes], place)
+        warming = [*questions.warmup, *questions.shapes]
+        _warm(worker, methods[arm], warming, place)
         if place == 0:
             _watch(worker, questions, START)
-        for step in block:
+        if crowd and block:
+            crowd.warm(methods[arm], warming)
+            crowd.ask(methods[arm], block, place)
+        for step in () if crowd else block:
             worker.answer(methods[arm], questions.asked[Turn(step.prompt_id, step.turn)], "timed", step.repeat)
         if place == len(stretches) - 1:
             _watch(worker, questions, END)
@@ -66,10 +76,12 @@ def _watch(worker: Worker, questions: Questions, place: int) -> None:
 
 
 class Scores:
-    """Scores what a cell's sittings have answered. The same output of the same prompt is scored once."""
+    """Scores what a cell's sittings have answered. The same output of the same prompt is scored once, and none where
+    the engine's scores say nothing of it."""
 
     def __init__(self, engine: Engine, sittings: Path, sampling: Sampling, tolerance: float) -> None:
         self._engine, self._sittings, self._sampling, self._tolerance = engine, sittings, sampling, tolerance
+        self._judges = engine.judges(engine.spec, sampling)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Score] = {}
 
     def settle(self, send: Callable[[Event], None]) -> None:
@@ -86,8 +98,8 @@ class Scores:
                         send(Event("stage", text=f"scoring, request {index + 1} of {len(lines)}"))
                         reference = baseline.get(_place(line))
                         match = None if reference is None else reference == line["output_ids"]
-                        checked = Checked.from_score(self._score(line), self._tolerance, match)
-                        append_line(file, {**line, **vars(checked)})
+                        score = self._score(line) if self._judges else None
+                        append_line(file, {**line, **vars(Checked.from_score(score, self._tolerance, match))})
 
     def _score(self, line: dict[str, Any]) -> Score:
         prompt, output = tuple(line["prompt_ids"]), tuple(line["output_ids"])

@@ -14,8 +14,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 from harness import memory
 from harness.blocks import ask_in_blocks
 from harness.cells import BASELINE
+from harness.crowd import no_collection
 from harness.environment import environment, now_utc, tokenizer_facts
 from harness.gpu import GpuWatch
 from harness.histories import Histories, complete
@@ -58,38 +57,46 @@ class Worker:
     def answer(self, method: Method, question: Question, phase: Phase, repeat: int, *, profile: bool = False) -> None:
         """One request, from the question to the line on disk."""
         self.events.send(Event("started", method.arm))
-        started = now_utc()
+        asked, started = self.asked(method, question, phase, repeat), now_utc()
         inspect = replace(self.sitting.settings.inspect, tolerance=self.tolerance) if phase == "profile" else None
         generation, energy_j = self._generate(method, question.request, profile, inspect)
+        self.record(asked, question, generation, started, energy_j)
+
+    def record(
+        self, asked: Asked, question: Question, generation: Generation, started_utc: str, energy_j: float | None = None
+    ) -> None:
+        """An answer, from the engine to the line on disk."""
+        phase, place = asked.phase, (asked.phase, *_turn(question), asked.repeat)
         if phase != "warmup":
             self.watch.sample()
-            if method == BASELINE:
-                self.baseline_outputs[phase, *_turn(question), repeat] = generation.output_ids
+            if asked.arm == BASELINE.arm:
+                self.baseline_outputs[place] = generation.output_ids
         text = self.tokenizer.decode(list(generation.output_ids), skip_special_tokens=True)
         record = Record(
-            asked=self._asked(method, question, phase, repeat),
+            asked=asked,
             generation=generation,
-            checked=self._check(question, generation, phase, repeat),
+            checked=self._check(question, generation, phase, asked.repeat),
             text=text,
-            started_utc=started,
+            started_utc=started_utc,
             correct=answers.correct(question.prompt, text),
             energy_j=energy_j,
         )
         self.writer.append(record)
         self.order_index += 1
-        self.events.send(_done(method, generation, phase))
+        self.events.send(_done(asked.arm, generation, phase))
 
     def _generate(
         self, method: Method, request: Request, profile: bool, inspect: Inspect | None
     ) -> tuple[Generation, float | None]:
         """The engine's answer, and the joules that the cell's GPUs used for it where they count them."""
         before = self.watch.energy_j()
-        with _no_collection():
+        with no_collection():
             generation = self.engine.generate(method, request, profile=profile, inspect=inspect)
         after = self.watch.energy_j()
         return generation, None if before is None or after is None else after - before
 
-    def _asked(self, method: Method, question: Question, phase: Phase, repeat: int) -> Asked:
+    def asked(self, method: Method, question: Question, phase: Phase, repeat: int) -> Asked:
+        """The next record's identity."""
         prompt, request = question.prompt, question.request
         return Asked(
             cell_id=self.sitting.settings.cell_id,
@@ -231,21 +238,11 @@ def load_tokenizer(model_folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(model_folder))
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection inside the timed region."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _done(method: Method, generation: Generation, phase: Phase) -> Event:
+def _done(arm: str, generation: Generation, phase: Phase) -> Event:
     uncut = [r for r in generation.rounds if not r.cut]
     return Event(
         "done",
-        method.arm,
+        arm,
         timed=phase == "timed",
         counted=phase in ("timed", "profile"),
         tokens=len(generation.output_ids),

@@ -67,6 +67,10 @@ class CellSettings:
     suite: str | None = None
     engine_python: str | None = None
     engine_args: str | None = None  # JSON
+    engine_urls: str | None = None  # JSON
+    simulate_acceptance: float | None = None
+    request_rate: float | None = None
+    burstiness: float = 1.0
 
     @cached_property
     def cell_id(self) -> str:
@@ -98,10 +102,20 @@ class CellSettings:
         model = ModelSpec(self.model, self.target, self.drafter, self.weights)
         args = tuple(json.loads(self.engine_args).items()) if self.engine_args else ()
         sizes = (self.tp, self.device, self.dtype, max_length, self.seed, self.replay)
-        return EngineSpec(model, *sizes, python=self.engine_python, args=args)
+        return EngineSpec(
+            model,
+            *sizes,
+            python=self.engine_python,
+            args=args,
+            concurrency=self.concurrency,
+            urls=tuple(json.loads(self.engine_urls).items()) if self.engine_urls else (),
+            simulate_acceptance=self.simulate_acceptance,
+        )
 
     def __str__(self) -> str:
         words = [self.model, self.workload_name, f"tp={self.tp}", f"T={self.temperature:g}", self.engine, self.device]
+        words += [f"c={self.concurrency}"] if self.concurrency > 1 else []
+        words += [f"{self.request_rate:g}/s"] if self.request_rate is not None else []
         return " ".join(words)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 import workloads
-from harness.cells import CellSettings
+from harness.cells import BASELINE, CellSettings
 from harness.machine import choose_device
 from harness.targets import TYPE_WORDS, build_method, build_tracker, inexact, load_class
 from harness.tracker import Tracker
@@ -36,11 +37,14 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass
 class EngineConfig:
-    """An engine's class, and, where it runs servers, what starts them and the arguments they get beside its own."""
+    """An engine's class, and, where it runs servers, what starts them and the arguments they get beside its own, or
+    where they run already; and the tokens a round that they are to accept whatever was drafted."""
 
     _target_: str = MISSING
     python: str | None = None
     args: Any = None  # a mapping; one that is there already could not be given other keys
+    url: Any = None  # a mapping, likewise
+    simulate_acceptance: float | None = None
 
 
 @dataclass
@@ -92,6 +96,8 @@ class CommandConfig:
     budget: int = MISSING
     tp: int = MISSING
     concurrency: int = MISSING
+    request_rate: float | None = None
+    burstiness: float = MISSING
     temperature: float = MISSING
     top_p: float = MISSING
     top_k: int = MISSING
@@ -101,6 +107,7 @@ class CommandConfig:
     shadow_linear: bool = MISSING
     dump_rounds: bool = MISSING
     replay: int = MISSING
+    tune: bool = MISSING
     repeats: int = MISSING
     device: str = MISSING
     dtype: str = MISSING
@@ -130,6 +137,7 @@ class Command:
     overwrite: bool
     tracker: Tracker
     cluster: Cluster | None
+    tune: bool = False
     sweep: str = ""  # the hash of the command's cells, once they are gathered
 
 
@@ -174,7 +182,11 @@ def job_from(config: DictConfig, overrides: Sequence[str] = ()) -> Job:
     assert isinstance(plain, CommandConfig)
     _refuse_additions(plain)
     _refuse_out_of_range(plain)
-    return Job(_cell_settings(plain), build_method(plain.method), _command(plain))
+    settings, method = _cell_settings(plain), build_method(plain.method)
+    engine = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
+    if method.adapts and not engine.adapts:
+        raise Refusal(f"{method.arm} is not accepted: engine={engine.name} verifies every round at the same width.")
+    return Job(settings, method, _command(plain))
 
 
 def _refuse_words(overrides: Sequence[str]) -> None:
@@ -199,7 +211,7 @@ def _refuse_additions(plain: Any, prefix: str = "") -> None:
 
 
 def _refuse_out_of_range(plain: CommandConfig) -> None:
-    for name in ("budget", "tp", "max_new_tokens", "repeats"):
+    for name in ("budget", "tp", "concurrency", "max_new_tokens", "repeats"):
         value = getattr(plain, name)
         if value < 1:
             raise Refusal(f"{name}={value} is not accepted: an integer of at least 1 is.")
@@ -207,8 +219,10 @@ def _refuse_out_of_range(plain: CommandConfig) -> None:
         value = getattr(plain, name)
         if value < 0:
             raise Refusal(f"{name}={value} is not accepted: an integer of at least 0 is.")
-    if plain.concurrency != 1:
-        raise Refusal(f"concurrency={plain.concurrency} is not accepted: requests are answered one at a time, so 1 is.")
+    if plain.request_rate is not None and not 0 < plain.request_rate < math.inf:
+        raise Refusal(f"request_rate={plain.request_rate:g} is not accepted: a number above 0 or null is.")
+    if not 0 < plain.burstiness < math.inf:
+        raise Refusal(f"burstiness={plain.burstiness:g} is not accepted: a number above 0 is.")
     if not plain.timeout_s > 0:
         raise Refusal(f"timeout_s={plain.timeout_s:g} is not accepted: a number of seconds above 0 is.")
     if plain.dtype not in DTYPES:
@@ -244,8 +258,9 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
                 raise Refusal(f"{name}={value} is not accepted: engine={engine.name} cannot look into its rounds.")
     if plain.temperature and not engine.samples:
         raise Refusal(
-            f"temperature={plain.temperature:g} is not accepted: engine={engine.name} samples by other noise, so 0 is."
+            f"temperature={plain.temperature:g} is not accepted: engine={engine.name} does not sample, so 0 is."
         )
+    _refuse_crowds(plain, engine)
     if plain.replay and not engine.replays:
         raise Refusal(f"replay={plain.replay} is not accepted: engine={engine.name} cannot replay a text.")
     return CellSettings(
@@ -281,12 +296,40 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         replay=plain.replay,
         engine_python=plain.engine.python,
         engine_args=_engine_args(plain.engine, engine),
+        engine_urls=_engine_urls(plain.engine),
+        simulate_acceptance=plain.engine.simulate_acceptance,
+        request_rate=plain.request_rate,
+        burstiness=plain.burstiness if plain.request_rate is not None else 1.0,
     )
+
+
+def _refuse_crowds(plain: CommandConfig, engine: type[Engine]) -> None:
+    """What only some engines do: many requests at once, and acceptance that was asked for."""
+    for name, single in (("concurrency", 1), ("request_rate", None)):
+        if not engine.crowds and (value := getattr(plain, name)) != single:
+            said = f"{name}={value} is not accepted: engine={engine.name} answers one request at a time"
+            raise Refusal(f"{said}, so {'null' if single is None else single} is.")
+    if plain.engine.simulate_acceptance is not None and not engine.simulates:
+        said = f"engine.simulate_acceptance={plain.engine.simulate_acceptance:g} is not accepted"
+        raise Refusal(f"{said}: engine={engine.name} accepts what its target would have chosen.")
+
+
+def _engine_urls(config: EngineConfig) -> str | None:
+    """The servers that run already, by arm, as JSON; one alone can only be AR's."""
+    if config.url is None:
+        return None
+    urls = {BASELINE.name: config.url} if isinstance(config.url, str) else config.url
+    if not isinstance(urls, dict) or not urls or not all(isinstance(url, str) for url in urls.values()):
+        raise Refusal(f"engine.url={config.url} is not accepted: {{autoregressive: http://HOST:PORT, …}} is.")
+    for name in ("python", "args"):
+        if (value := getattr(config, name)) is not None:
+            raise Refusal(f"engine.{name}={value} is not accepted with engine.url: that server runs already.")
+    return json.dumps(urls, sort_keys=True)
 
 
 def _engine_args(config: EngineConfig, engine: type[Engine]) -> str | None:
     """The arguments for an engine's servers, as JSON; None without any."""
-    for name in ("python", "args"):
+    for name in ("python", "args", "url"):
         if getattr(config, name) is not None and not engine.blocks:
             raise Refusal(
                 f"engine.{name}={getattr(config, name)} is not accepted: engine={engine.name} runs no server."
@@ -340,4 +383,5 @@ def _command(plain: CommandConfig) -> Command:
         overwrite=plain.overwrite,
         tracker=build_tracker(plain.tracker),
         cluster=Cluster(plain.cluster.executor, plain.cluster.parameters) if plain.cluster.executor else None,
+        tune=plain.tune,
     )

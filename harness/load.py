@@ -195,6 +195,7 @@ class Asker:
         )
         answer = Answer(index, request, tuple(chunks), trace)
         recorded = asyncio.get_running_loop().run_in_executor(self.recorder, self.on_done, answer)
+        recorded.add_done_callback(_heard)
         await asyncio.shield(recorded)  # an answer that is there is kept, even when the load is cancelled now
         self.traces[index] = trace
 
@@ -222,6 +223,12 @@ class Asker:
         if all(chunk.finish_reason is None for chunk in chunks):
             return f"the stream ended without a finish reason, {_tokens(chunks)} came"
         return None if any(chunk.token_ids for chunk in chunks) else "the answer holds no token"
+
+
+def _heard(recorded: asyncio.Future[None]) -> None:
+    """What recording raised ends the load once; a second one, of a request that was cancelled by then, is no news."""
+    if not recorded.cancelled():
+        recorded.exception()
 
 
 def _tokens(chunks: Sequence[Chunk]) -> str:

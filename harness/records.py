@@ -46,18 +46,20 @@ class Asked:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the losslessness gate found. `exact_match` compares with the AR arm's output of the same sitting,
-    None while there is none yet; folding fills it in."""
+    """What the losslessness gate found; nothing where no score could tell. `exact_match` compares with the AR arm's
+    output of the same sitting, None while there is none yet; folding fills it in."""
 
     exact_match: bool | None
     first_divergence: int | None
-    near_ties: int
-    true_violations: int
-    max_gap: float
+    near_ties: int | None
+    true_violations: int | None
+    max_gap: float | None
     gap_tolerance: float
 
     @classmethod
-    def from_score(cls, score: Score, tolerance: float, exact_match: bool | None) -> Checked:
+    def from_score(cls, score: Score | None, tolerance: float, exact_match: bool | None) -> Checked:
+        if score is None:
+            return cls(exact_match, None, None, None, None, tolerance)
         return cls(
             exact_match,
             score.first_divergence,
@@ -119,6 +121,7 @@ class Record:
             "e2e_s": done.e2e_s,
             "tpot_s": None if math.isnan(done.tpot_s) else done.tpot_s,
             "rounds": done.rounds,
+            "widths": done.widths,
             "tree_checksum": done.tree_checksum,
             **(vars(self.checked) if self.checked else {}),
             **vars(Looked.into(done.inspected)),
@@ -232,7 +235,7 @@ def _fill_exact_match(lines: list[dict[str, Any]]) -> None:
 
 def _request_row(line: dict[str, Any]) -> dict[str, Any]:
     """A request's row: its stages as columns, its rounds summed up over all of them and over the uncut ones."""
-    row = {key: value for key, value in line.items() if key not in ("rounds", "stages", "shadow")}
+    row = {key: value for key, value in line.items() if key not in ("rounds", "widths", "stages", "shadow")}
     row.update(line["stages"] or {})
     uncut = [accepted for accepted, _, cut in line["rounds"] if not cut]
     row["n_rounds"] = len(line["rounds"])
@@ -248,10 +251,11 @@ def _request_row(line: dict[str, Any]) -> dict[str, Any]:
 def _round_rows(lines: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     for line in lines:
         keys = {key: line[key] for key in KEYS}
-        shadow = line["shadow"] or [None] * len(line["rounds"])
+        nothing = [None] * len(line["rounds"])
+        shadow, widths = line["shadow"] or nothing, line.get("widths") or nothing
         for index, (accepted, emitted, cut) in enumerate(line["rounds"]):
             counts = {"round": index, "accepted": accepted, "emitted": emitted, "cut": cut}
-            yield {**keys, **counts, "shadow_accepted": shadow[index]}
+            yield {**keys, **counts, "shadow_accepted": shadow[index], "width": widths[index]}
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
@@ -291,8 +295,8 @@ def _request_schema() -> pa.Schema:
 def _round_schema() -> pa.Schema:
     import pyarrow as pa
 
-    integers = ("sitting", "turn", "repeat", "round", "accepted", "emitted", "shadow_accepted")
-    names = (*KEYS, "round", "accepted", "emitted", "cut", "shadow_accepted")
+    integers = ("sitting", "turn", "repeat", "round", "accepted", "emitted", "shadow_accepted", "width")
+    names = (*KEYS, "round", "accepted", "emitted", "cut", "shadow_accepted", "width")
     return pa.schema([(name, pa.int64() if name in integers else pa.string()) for name in names], metadata=_METADATA)
 
 

@@ -283,7 +283,7 @@ class CellFolder:
         lines = [line for line in sitting_lines(self.path) if line["phase"] != "warmup"]
         broken: dict[str, int] = {}
         for line in lines:
-            if wrong := line["true_violations"] + line["oracle_disagreements"]:
+            if wrong := (line["true_violations"] or 0) + line["oracle_disagreements"]:
                 broken[line["arm"]] = broken.get(line["arm"], 0) + wrong
         return _timed(lines), broken
 
@@ -299,10 +299,12 @@ class CellFolder:
         return content
 
     def _write(self, arm: Arm, status: Status, reason: str | None = None, log_tail: str | None = None) -> None:
+        settings = self.cell.settings
         content = {
             "arm": arm.name,
             "method": arm.method.name,
             "budget": arm.method.node_budget,
+            "verify": self._engine.verify(settings.engine_spec(1), arm.method, settings.sampling),
             "settings": arm.settings,
             "status": status,
             "reason": reason,

@@ -20,6 +20,7 @@ from harness import config
 from harness.cells import BASELINE, Arm, Cell, command_hash, gather
 from harness.cluster import work_on
 from harness.config import Command, Job
+from harness.crowd import check_load
 from harness.environment import now_utc
 from harness.overview import print_overview
 from harness.process import Outcome, sit
@@ -67,6 +68,7 @@ def _check(cell: Cell) -> None:
     """Refuse what the engine cannot do, and a context that the model's window cannot hold beside the answer."""
     settings = cell.settings
     engine = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
+    check_load(settings, len(turns(settings)) * settings.repeats)
     shortest = 1 + settings.max_new_tokens  # the prompts are not rendered yet
     engine.check(settings.engine_spec(shortest), cell.methods)
     if settings.context is not None:
@@ -212,7 +214,7 @@ class Runner:
             status: [(folder, arm) for folder, arm in arms if folder.status(arm) == status]
             for status in ("pending", "complete", "invalid", "failed")
         }
-        if by_status["complete"] or by_status["invalid"]:
+        if (by_status["complete"] or by_status["invalid"]) and not self.command.tune:  # whose advice has it all
             print_summary(self.root)
         for status in ("failed", "invalid"):
             for folder, arm in by_status[status]:

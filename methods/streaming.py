@@ -1,5 +1,5 @@
-"""The words of a served request: the `Chunk`s a server streams, the `StreamingClient` that reads them, and the
-`Trace` of their times.
+"""The words of a served request: the `Chunk`s a server streams, the `StreamingClient` that reads them, the `Trace` of
+their times, and what an engine offers that answers many of them at once (`Crowded`).
 
 A client speaks one server's protocol and nothing else; `harness.load` decides when it is asked, and
 `analysis.load_window` reads what the times say.
@@ -8,11 +8,13 @@ A client speaks one server's protocol and nothing else; `harness.load` decides w
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from methods.base import FinishReason, Request
+from methods.base import FinishReason, Generation, Method, Request
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,22 @@ class StreamingClient(Protocol):
         that the server broke off must not look finished. Connections are closed in a `finally`, for a stream can be
         cancelled at any moment.
         """
+        ...
+
+
+class Crowded(Protocol):
+    """An engine that answers many requests at once (`Engine.crowds`)."""
+
+    def crowd(self, method: Method, work: Callable[[StreamingClient], Coroutine[Any, Any, T]]) -> T:
+        """Do `work` with a client of this method's server; a `ServerError` in it says how the server ended, too."""
+        ...
+
+    def finished(self, chunks: Sequence[Chunk], elapsed_s: float) -> Generation:
+        """What a whole answer comes to; its last token came `elapsed_s` seconds after the request was due."""
+        ...
+
+    def counters(self, method: Method) -> dict[str, float]:
+        """What the method's server has counted since it began, to be read before and after a load."""
         ...
 
 

@@ -33,6 +33,7 @@ from methods.base import (
 
 BLOCK = 8
 REQUEST_S = float(os.environ.get("FAKE_REQUEST_S", "0.001"))
+ROW_S = float(os.environ.get("FAKE_ROW_S", "0"))  # what each row of a verify pass costs; 0: all arms are equally fast
 
 
 class FakeTokenizer:
@@ -92,7 +93,8 @@ class FakeEngine(Engine):
         done = rounds(len(output), method.width(BLOCK))
         stages = Stages(0.001, 0.002, 0.003, 0.004) if profile else None
         seen = tuple(look(one, inspect, fault) for one in done) if inspect and inspect.wanted else None
-        return Generation(output, "length", done, 0.001, 0.002 * len(output), 7, stages, None, seen)
+        decode_s = len(done) * (0.002 + ROW_S * method.width(BLOCK)) if ROW_S else 0.002 * len(output)
+        return Generation(output, "length", done, 0.001, decode_s, 7, stages, None, seen)
 
     def score(self, request, output_ids, tolerance=0.0) -> Score:
         right = truth(request)

@@ -34,7 +34,7 @@ COMPOSED = {  # refused while Hydra composes: the whole way, from words to sente
     "~budget": "not removed",
     "repeats=${nope}": "nope",
     "method=ddtre": "did you mean ddtree?",
-    "method=nothing": "autoregressive, ddtree, dflash",
+    "method=nothing": "autoregressive, ddtree, ddtree_adaptive, dflash",
     "method=[a,b]": "one of",
     "method.chain_sed=true": "did you mean method.chain_seed?",
     "+method.depth=3": "budget, chain_seed",
@@ -132,9 +132,11 @@ def test_every_option_composes(group):
 
 SWEEPS = {  # what is left of the experiment's own sweep once budgets and workload are narrowed: cells
     "smoke": 1,
+    "adaptive": 1,
     "paper": 2,
     "phase8": 3,
     "tp_scaling": 3,
+    "tune": 1,
 }
 
 
@@ -151,8 +153,9 @@ def test_every_experiment_sweeps(name):
     jobs = compose([f"experiment={name}", "budget=16,64", "workload=chat", "device=cpu"])
     cells = gather((job.cell, job.method) for job in jobs)
     assert len(cells) == SWEEPS[name]
+    more = ["ddtree-16-adaptive", "ddtree-64-adaptive"] if name == "adaptive" else []
     for cell in cells:
-        assert [arm.name for arm in cell.arms] == ["autoregressive", "dflash", "ddtree-16", "ddtree-64"]
+        assert [arm.name for arm in cell.arms] == ["autoregressive", "dflash", "ddtree-16", "ddtree-64", *more]
 
 
 def test_the_null_test_is_ar_beside_itself():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.load_window import Slos, Window, closed_window, in_flight, measure, open_window, saturated, spread
+from analysis.load_window import Slos, Window, closed_window, in_flight, measure, open_window, pool, saturated, spread
 from methods.base import Refusal
 from methods.streaming import Trace
 
@@ -194,3 +194,26 @@ def test_a_stall_that_passes_is_no_saturation():
     first, second, third = (in_flight(slow, part) for part in window.thirds())
     assert first + math.sqrt(len(slow)) < third < second
     assert saturated([trace(t, t) for t in np.arange(0.1, 40, 0.05).tolist()], window)
+
+
+def test_several_loads_are_pooled_by_their_seconds():
+    short, long = waves(5, 3), waves(20, 3, seconds=2.0)
+    loads = [(traces, closed_window(traces, 3)) for traces in (short, long)]
+    apart = [measure(*load) for load in loads]
+    both = pool(loads, Slos(e2e_s=1.5))
+    seconds = [each.window.seconds for each in apart]
+    assert both.window.seconds == pytest.approx(sum(seconds))
+    assert both.n_requests == sum(each.n_requests for each in apart)
+    for name in ("tokens_per_s", "requests_per_s", "concurrency"):
+        weighed = sum(getattr(each, name) * span for each, span in zip(apart, seconds, strict=True)) / sum(seconds)
+        assert getattr(both, name) == pytest.approx(weighed)
+    assert both.e2e_s.n == both.n_requests and both.goodput_per_s < both.requests_per_s
+    assert math.isnan(pool([]).tokens_per_s)
+    assert pool(loads[:1]).tokens_per_s == apart[0].tokens_per_s
+
+
+def test_objectives_are_read_from_words():
+    assert Slos.read(["ttft_s=0.5", "e2e_s=2"]) == Slos(ttft_s=0.5, e2e_s=2.0) and Slos.read([]) == Slos()
+    for word, said in (("ttft_s=x", "NAME=SECONDS is"), ("ttft=1", "is not known"), ("tpot_s=0", "above 0 is")):
+        with pytest.raises(Refusal, match=said):
+            Slos.read([word])

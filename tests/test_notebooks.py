@@ -73,10 +73,11 @@ def test_a_notebook_runs_on_the_example(file, monkeypatch, tmp_path):
 
 def test_the_example_is_what_its_page_says():
     runs = load_runs(EXAMPLE)
-    assert runs["cell_id"].nunique() == 11 and set(runs["status"]) <= {"complete", "drifted"}
+    assert runs["cell_id"].nunique() == 13 and set(runs["status"]) <= {"complete", "drifted"}
     assert {1, 2} == set(runs["tp"]) and {0.0, 1.0} == set(runs["temperature"])
     assert runs["oracle_rounds"].max() > 0 and runs["shadow_acceptance_length"].notna().any()
     assert "autoregressive-twin" in set(runs["arm"]) and list(EXAMPLE.glob("cells/*/sittings/*/rounds.jsonl"))
+    assert {"reference", "vllm"} == set(runs["engine"]) and {1, 4} == set(runs["concurrency"])
     assert not load_requests(EXAMPLE)["true_violations"].any()
 
 

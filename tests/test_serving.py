@@ -35,8 +35,8 @@ def served(world: FakeWorld) -> FakeWorld:
 ASKED = ("engine=served", "model=tiny", "method=dflash", "repeats=1")
 
 
-def run(world: FakeWorld, *words: str, fault: str = ""):
-    return world.run(*ASKED, *words, FAKE_VLLM=fault)
+def run(world: FakeWorld, *words: str, fault: str = "", after: int = 0):
+    return world.run(*ASKED, *words, FAKE_VLLM=fault, FAKE_AFTER=str(after))
 
 
 def test_a_served_cell_is_worked_in_blocks_and_scored_by_the_baselines_server(served):
@@ -169,9 +169,8 @@ def test_what_a_killed_sitting_answered_is_scored_by_the_next_and_not_asked_agai
     ("words", "said"),
     [
         (("method=ddtree",), "method=ddtree is not accepted: engine=vllm runs autoregressive and dflash."),
-        (("temperature=1",), "temperature=1 is not accepted: engine=vllm samples by other noise, so 0 is."),
         (("model.weights=random",), "model.weights=random is not accepted: engine=vllm reads checkpoints."),
-        (("tp=2",), "tp=2 is not accepted: engine=vllm runs one rank on a CPU."),
+        (("tp=4096",), "tp=4096 is not accepted: engine=vllm needs a core for each rank"),
         (("replay=16",), "replay=16 is not accepted: engine=vllm cannot replay a text."),
         (("oracle_rate=0.5",), "oracle_rate=0.5 is not accepted: engine=vllm cannot look into its rounds."),
         (

