@@ -8,7 +8,8 @@ a round's matrix products through cuBLAS in one CUDA graph; a round is the produ
 text that grows. The drafter computes its block, then its probabilities are replaced by ones of a realistic tree; the
 target computes its choices, then they are replaced so that walks of mean depth 5.5 are committed. Over several ranks
 floor and products are one rank's, and the round is timed a second time with all collectives left out: the difference
-is what the ranks' meeting costs. JSON comes last.
+is what the ranks' meeting costs. At the end the methods answer prompts on the built-in pair, and every token is checked
+against the target's own. JSON comes last.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import argparse
 import json
 import socket
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -30,17 +31,21 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
+from transformers import AutoTokenizer
 
 from methods.autoregressive import Autoregressive
 from methods.base import EngineSpec, Method, ModelSpec, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
+from methods.engines.reference import ReferenceEngine
+from methods.locate import resolve, stop_ids
 from methods.reference.clock import STAGES, Clock, StageClock
 from methods.reference.decode import Decoder
 from methods.reference.parallel import Group
 from methods.reference.ranks import Rank
 from methods.reference.rounds import Cycle
 from methods.reference.tree import Candidates
+from workloads import load, render
 
 WALKS = (3, 8, 5, 7, 4, 6)  # depths accepted, in turn
 ROUNDS, REPEATS = 20, 4  # rounds on a text before it begins anew, and how often
@@ -242,6 +247,10 @@ def report(rows: list[Row], facts: dict[str, Any]) -> None:
     console = Console(width=150)
     console.print(table)
     console.print("milliseconds a round; stages as graphs of their own; accepted: drafted tokens committed a round")
+    console.print(
+        f"gate, on the built-in pair in this process: {facts['gate_violations']} of {facts['gate_tokens']} tokens are "
+        f"not the target's own, {facts['gate_near_ties']} are near ties"
+    )
     if split_up:
         console.print("apart: the round with all collectives left out; meeting: what they are of the round")
 
@@ -257,6 +266,27 @@ def scaling(found: list[tuple[dict[str, Any], list[Row]]]) -> None:
         gains = [sizes[0] / (ratio * size) for ratio, size in zip(ratios, sizes[1:], strict=True)]
         table.add_row(rows[0].arm, *(f"{value:.2f}" for value in (*times, *ratios)), *(f"{gain:.0%}" for gain in gains))
     Console(width=150).print(table)
+
+
+def gate(methods: Sequence[Method], device: Literal["cpu", "cuda"], dtype: str) -> dict[str, int]:
+    """The methods on the built-in pair, in this process: how many tokens they emit, how many of them the target would
+    not have chosen, and how many were near ties. A fast round that writes something else is worth nothing."""
+    model = ModelSpec("tiny", "builtin:tiny/target", "builtin:tiny/drafter")
+    folder = resolve(model.target)
+    tokenizer, stops = AutoTokenizer.from_pretrained(folder), stop_ids(folder)
+    asked = [Request(one.id, render(tokenizer, one), 48, stops) for one in load("smoke").prompts[:6]]
+    length = max(len(request.prompt_ids) for request in asked) + 48
+    tokens = wrong = near = 0
+    with ReferenceEngine(EngineSpec(model, device=device, dtype=dtype, max_length=length)) as engine:
+        engine.open(methods)
+        tolerance = engine.gap_tolerance(asked[:3])
+        for method in methods:
+            for request in asked:
+                output = engine.generate(method, request).output_ids
+                score = engine.score(request, output, tolerance)
+                tokens, near = tokens + len(output), near + score.near_ties(tolerance)
+                wrong += score.true_violations(tolerance)
+    return {"gate_tokens": tokens, "gate_violations": wrong, "gate_near_ties": near}
 
 
 def work(rank: int, tp: int, options: argparse.Namespace, port: int, found: Any) -> None:
@@ -278,6 +308,7 @@ def work(rank: int, tp: int, options: argparse.Namespace, port: int, found: Any)
         facts = {"model": options.model, "tp": tp, "context": options.context, "dtype": options.dtype}
         facts |= {"gpu": torch.cuda.get_device_name(), "bandwidth_bytes_per_s": bandwidth, "operations_per_s": rate}
         facts |= {"collectives": own.group.way} if tp > 1 else {}
+        facts |= gate(methods, "cuda", options.dtype)
         report(rows, facts)
         found.put((facts, rows))
     del decoder
