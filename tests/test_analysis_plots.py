@@ -10,7 +10,7 @@ from dataclasses import replace
 import matplotlib
 import pandas as pd
 import pytest
-from records_fixture import CELL, make_results
+from records_fixture import CELL, make_results, profile, record, write_cell
 from sweep_fixture import ONE, Sweep, drawn, folder, make_sweep
 
 from analysis import style
@@ -230,3 +230,15 @@ def test_panels_leave_few_places_empty(panels, grid):
 def test_every_cell_has_its_own_look():
     looks = [tuple(style.cell_look(number).values()) for number in range(21)]
     assert len(set(looks)) == 21
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_a_folder_of_a_handful_of_rounds_has_its_pictures(tmp_path, prompts):
+    """What a first, short try leaves: too few rounds for some rates and intervals, and no reason to stop."""
+    arms, few = ["autoregressive", "dflash", "ddtree-16"], ["code-1", "math-1"][:prompts]
+    lines = [record(arm, prompt, 0) for prompt in few for arm in arms] + profile(arms)
+    write_cell(tmp_path / "results", CELL, [lines], dict.fromkeys(arms, "complete"), {})
+    found = list(pictures(tmp_path / "results"))
+    assert {"acceptance", "histogram"} <= {one.name.split("-")[0] for one in found}
+    for one in found:
+        one.figure.draw_without_rendering()

@@ -70,8 +70,10 @@ def draw_depth(table: pd.DataFrame) -> Figure:
 
 
 def _axes(firsts: Iterable[Axes], table: pd.DataFrame) -> None:
-    """Marginal rates from 0 to 1, conditional ones from a little below the lowest, to tell them apart."""
-    lowest = math.floor(10 * float(_shown(table)["conditional"].min()) - 0.5) / 10
+    """Marginal rates from 0 to 1, conditional ones from a little below the lowest, to tell them apart; from 0 as well
+    where too few rounds are there to draw any."""
+    shown = _shown(table)["conditional"]
+    lowest = math.floor(10 * float(shown.min()) - 0.5) / 10 if len(shown) else 0.0
     for axes, rate in zip(firsts, itertools.cycle(_RATES), strict=False):
         axes.set_ylabel(_RATES[rate])
         axes.set_ylim(0 if rate == "marginal" or lowest < 0.3 else lowest, 1.02)
