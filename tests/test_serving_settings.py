@@ -32,7 +32,7 @@ from methods.dflash import DFlash
 from methods.engines.__main__ import main
 from methods.engines.http import Http
 from methods.engines.reference import ReferenceEngine
-from methods.engines.served import improbable
+from methods.engines.scoring import improbable
 from methods.engines.server import free_port
 from methods.engines.vllm import VllmEngine, cores_by_rank, sampling
 from methods.engines.vllm_told import alike, unlike

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import Cut, Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Round, Sampling, Score
+from methods.base import Cut, Engine, EngineSpec, Generation, Inspect, Method, Refusal, Request, Round, Sampling
 from methods.engines.environments import Environment, interpreter
 from methods.engines.http import STALL_S, Http, ServerError
 from methods.engines.server import PORT_TAKEN, READY_S, Launch, Server, free_port
@@ -35,7 +34,6 @@ from methods.streaming import Chunk, StreamingClient
 
 T = TypeVar("T")
 LAST_S = 2.0  # from a broken answer until its server has ended, where it does
-UNLIKELY = 1e-9  # the probability below which a text is not the target's
 PORTS = 3  # tries, where somebody else was quicker to take a port that was free
 
 
@@ -306,23 +304,6 @@ def rounds(accepted: Sequence[int], n_output: int, reason: Cut) -> tuple[Round, 
         found.append(Round(min(count, emitted), emitted, "" if emitted == count + 1 else reason))
         left -= emitted
     return (*found, *[Round(0, 1, "")] * left)
-
-
-def improbable(outside: Sequence[bool], chances: Sequence[float]) -> Score:
-    """The score of a text that was drawn with noise nobody knows: a test, where an argmax can be compared.
-
-    Args:
-        outside: by position, whether the token is not among the target's most probable ones.
-        chances: by position, the probability that it is not, at most.
-
-    By Chernoff's bound a text has k tokens outside with a probability of at most e^(k − m) (m / k)^k, m being the sum
-    of the chances. Where that is below one in a billion these tokens have an infinite gap: they were not drawn from the
-    target. Below temperature 1, and under filters, chances are lower, so that those at temperature 1 serve as bounds.
-    What draws too greedily goes unnoticed.
-    """
-    k, mean = sum(outside), max(sum(chances), 1e-9)
-    likely = k <= mean or k - mean + k * math.log(mean / k) > math.log(UNLIKELY)
-    return Score(tuple(math.inf if out and not likely else 0.0 for out in outside))
 
 
 def is_plain(method: Method) -> bool:

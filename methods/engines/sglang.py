@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Method, Refusal, Request, Score
+from methods.base import EngineSpec, Method, Refusal, Request
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.environments import SGLANG, Environment
 from methods.engines.http import Http, ServerError
-from methods.engines.reference import FP32_GAP, LARGEST_GAP, MANTISSA_BITS
-from methods.engines.served import Place, Running, ServedEngine, chat_template, is_plain
+from methods.engines.scoring import ScoredEngine
+from methods.engines.served import Place, Running, chat_template, is_plain
 from methods.engines.sglang_client import SglangClient, log_probs, sampling
 from methods.engines.sglang_ddtree import NAME as TREES
 from methods.engines.sglang_ddtree import entry
@@ -39,7 +39,6 @@ from methods.streaming import StreamingClient
 MODULE = "sglang.launch_server"
 TREES_NEED = ("disable-overlap-schedule", "disable-decode-cuda-graph")
 PROCESSES = 2  # that load the plugin: the one that serves, and the scheduler's
-LOGIT_EXPONENT = 4  # logits of 16 to 32: the server tells log-probs only
 SPARE = 7  # tokens that SGLang takes no text for: it keeps one for itself, and five of what it is given
 MEASURING = ("skip-tokenizer-init", "grammar-backend", "sampling-backend", "skip-server-warmup")  # no server for others
 # What a chat template says of a tool call, and the parser that reads it; the first that is found.
@@ -50,7 +49,7 @@ FAIR = (
 )
 
 
-class SglangEngine(ServedEngine):
+class SglangEngine(ScoredEngine):
     """Qwen3, Llama and the other targets that the built-in engine reads, with DFlash drafters; temperature 0. Trees
     need dense targets, one rank, and servers without overlap and captured graphs, which all arms then have alike."""
 
@@ -231,29 +230,10 @@ class SglangEngine(ServedEngine):
         arguments = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
         return str(told["served_model_name"]), {"arguments": str(arguments)}
 
-    def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
-        """The gaps between the log-prob of each output token and the best one's, from AR's server at temperature 0."""
-        told = self._prompt_log_probs(request, output_ids, 1)
-        return Score(
-            tuple(max(0.0, max(row.values()) - row[token]) for token, row in zip(output_ids, told, strict=True))
-        )
+    def dtype(self) -> str:
+        return dtype_of(self.spec)
 
-    def gap_tolerance(self, requests: Sequence[Request]) -> float:
-        """1e-3 in float32; else twice the largest change of a top-2 log-prob between decoding and one wide pass, but at
-        least one rounding step of the dtype at a logit of 16 to 32, and at most 0.5."""
-        dtype = dtype_of(self.spec)
-        if dtype == "float32":
-            return FP32_GAP
-        tolerance = 2.0 ** (LOGIT_EXPONENT - MANTISSA_BITS[dtype])
-        for request in requests:
-            output, decoded = self._decoded_log_probs(request)
-            for narrow, wide in zip(decoded, self._prompt_log_probs(request, output, 2), strict=True):
-                changes = [abs(narrow[token] - wide[token]) for token in narrow.keys() & wide.keys()]
-                tolerance = max([tolerance, *(2 * change for change in changes)])
-        return min(tolerance, LARGEST_GAP)
-
-    def _prompt_log_probs(self, request: Request, output_ids: Sequence[int], top: int) -> list[dict[int, float]]:
-        """For each output token the log-probs of itself and the `top` best in its place, teacher-forced in one pass."""
+    def prompt_log_probs(self, request: Request, output_ids: Sequence[int], top: int) -> list[dict[int, float]]:
         asked = {
             "input_ids": [*request.prompt_ids, *output_ids],
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
@@ -265,8 +245,7 @@ class SglangEngine(ServedEngine):
         # Each list begins with the token before the output, of which nothing is told.
         return log_probs(told["input_token_logprobs"][1:], told["input_top_logprobs"][1:])
 
-    def _decoded_log_probs(self, request: Request) -> tuple[tuple[int, ...], list[dict[int, float]]]:
-        """An answer, and for each of its tokens the log-probs of the two best as they were when it was decoded."""
+    def decoded_log_probs(self, request: Request) -> tuple[tuple[int, ...], list[dict[int, float]]]:
         told = self._generated({**sampling(request), "return_logprob": True, "top_logprobs_num": 2})
         figures = told["meta_info"]
         rows = log_probs(figures["output_token_logprobs"], figures["output_top_logprobs"])

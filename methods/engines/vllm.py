@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Method, Refusal, Request, Sampling, Score, Verify
+from methods.base import EngineSpec, Method, Refusal, Request, Sampling, Verify
 from methods.dflash import DFlash
 from methods.engines.environments import VLLM, VLLM_CPU, Environment
 from methods.engines.http import Http, ServerError
-from methods.engines.reference import FP32_GAP, LARGEST_GAP, MANTISSA_BITS, compute_dtype
-from methods.engines.served import Place, Running, ServedEngine, Told, chat_template, improbable, is_plain
+from methods.engines.reference import compute_dtype
+from methods.engines.scoring import ScoredEngine
+from methods.engines.served import Place, Running, Told, chat_template, is_plain
 from methods.engines.server import flags
 from methods.engines.vllm_told import alike, configuration, counted, read_back, unlike
 from methods.locate import is_hub_id, read_json, resolve
@@ -36,11 +37,9 @@ from methods.reference.memory import BYTES, cache_bytes, rank_bytes
 from methods.streaming import Chunk, StreamingClient
 
 MODULE = "vllm.entrypoints.openai.api_server"
-LOGIT_EXPONENT = 4  # logits of 16 to 32: the server tells log-probs only
 PROCESS_BYTES = 3 * 2**30  # a server's own processes on a CPU, beside weights and caches
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"
 GIB = 2**30
-MOST_PROBABLE = 20  # as many log-probs as a server tells of a token
 # What a chat template says of a tool call, and the parser that reads it; the first that is found.
 TOOL_CALLS = {"<function=": "qwen3_coder", "<tool_call>": "hermes", '"parameters"': "llama3_json"}
 CPU_CAUTION = (
@@ -50,7 +49,7 @@ CPU_CAUTION = (
 )
 
 
-class VllmEngine(ServedEngine):
+class VllmEngine(ScoredEngine):
     """Qwen3, Llama and the other targets that the built-in engine reads, with DFlash drafters."""
 
     name: ClassVar[str] = "vllm"
@@ -207,42 +206,16 @@ class VllmEngine(ServedEngine):
     async def attached(self, http: Http, method: Method) -> tuple[str, dict[str, str | int | float]]:
         return await read_back(self.spec, http, method, model_length(self.spec))
 
-    def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
-        """The gaps between the log-prob of each output token and the best one's, from AR's server; above temperature 0
-        whether so many tokens outside the 20 best are to be believed."""
-        if request.sampling.temperature > 0:
-            rows = self._prompt_log_probs(request, output_ids, MOST_PROBABLE)
-            best = [sorted(row.values(), reverse=True)[:MOST_PROBABLE] for row in rows]
-            outside = [row[token] < least[-1] for token, row, least in zip(output_ids, rows, best, strict=True)]
-            return improbable(outside, [max(0.0, 1.0 - sum(map(math.exp, row))) for row in best])
-        told = self._prompt_log_probs(request, output_ids, 1)
-        return Score(
-            tuple(max(0.0, max(row.values()) - row[token]) for token, row in zip(output_ids, told, strict=True))
-        )
+    def dtype(self) -> str:
+        return compute_dtype(self.spec)
 
-    def gap_tolerance(self, requests: Sequence[Request]) -> float:
-        """1e-3 in float32; else twice the largest change of a top-2 log-prob between decoding and one wide pass, but at
-        least one rounding step of the dtype at a logit of 16 to 32, and at most 0.5."""
-        dtype = compute_dtype(self.spec)
-        if dtype == "float32":
-            return FP32_GAP
-        tolerance = 2.0 ** (LOGIT_EXPONENT - MANTISSA_BITS[dtype])
-        for request in requests:
-            output, decoded = self._decoded_log_probs(request)
-            for narrow, wide in zip(decoded, self._prompt_log_probs(request, output, 2), strict=True):
-                changes = [abs(narrow[token] - wide[token]) for token in narrow.keys() & wide.keys()]
-                tolerance = max([tolerance, *(2 * change for change in changes)])
-        return min(tolerance, LARGEST_GAP)
-
-    def _prompt_log_probs(self, request: Request, output_ids: Sequence[int], top: int) -> list[dict[int, float]]:
-        """For each output token the log-probs of itself and the `top` best in its place, teacher-forced in one pass."""
+    def prompt_log_probs(self, request: Request, output_ids: Sequence[int], top: int) -> list[dict[int, float]]:
         text = (*request.prompt_ids, *output_ids)
         asked = {"prompt": text, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top}
         told = self._completion(asked)["prompt_logprobs"]
         return [{int(token): said["logprob"] for token, said in row.items()} for row in told[len(request.prompt_ids) :]]
 
-    def _decoded_log_probs(self, request: Request) -> tuple[tuple[int, ...], list[dict[int, float]]]:
-        """An answer, and for each of its tokens the log-probs of the two best as they were when it was decoded."""
+    def decoded_log_probs(self, request: Request) -> tuple[tuple[int, ...], list[dict[int, float]]]:
         asked = {**sampling(request), "logprobs": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}
         choice = self._completion(asked)
         rows = choice["logprobs"]["top_logprobs"]
