@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from test_gated_delta import chain, comb, path_to, star
 
 from methods.reference import tree
 from methods.reference.attention import Ancestry
@@ -126,31 +127,12 @@ def close(found: torch.Tensor, expected: torch.Tensor, factor: float = 1.0) -> N
     assert difference < factor * TOLERANCE[found.dtype], difference
 
 
-def chain(n: int) -> list[int]:
-    return [max(0, row - 1) for row in range(n)]
-
-
-def star(n: int) -> list[int]:
-    return [0] * n
-
-
-def comb(n: int) -> list[int]:
-    return [0, *(max(0, row - 2) if row % 2 else row - 1 for row in range(1, n))]
-
-
 def scattered(n: int, seed: int = 0) -> list[int]:
     drawn = torch.rand(n, generator=torch.Generator().manual_seed(seed)).tolist()
     return [0, *(int(drawn[row] * row) for row in range(1, n))]
 
 
 SHAPES = {"chain": chain, "star": star, "comb": comb, "random": scattered}
-
-
-def path_to(parents: list[int], row: int) -> list[int]:
-    path = [row]
-    while path[0]:
-        path.insert(0, parents[path[0]])
-    return path
 
 
 def depth_of(parents: list[int]) -> int:

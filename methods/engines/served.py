@@ -28,8 +28,8 @@ from methods.base import Cut, Engine, EngineSpec, Generation, Inspect, Method, R
 from methods.engines.environments import Environment, interpreter
 from methods.engines.http import STALL_S, Http, ServerError
 from methods.engines.server import PORT_TAKEN, READY_S, Launch, Server, free_port
-from methods.locate import resolve
-from methods.reference.config import target_config
+from methods.locate import is_hub_id, resolve
+from methods.reference.config import check_pair, drafter_config, target_config
 from methods.streaming import Chunk, StreamingClient
 
 T = TypeVar("T")
@@ -83,6 +83,24 @@ class ServedEngine(Engine):
         self._scratch: Path | None = None
         self._started = 0
         self._facts: dict[str, str | int | float] = {}
+
+    @classmethod
+    def check_model(cls, spec: EngineSpec, methods: Sequence[Method], longest: int) -> None:
+        """Refuse a pair that does not fit together, the ranks, or the window, of which the server takes `longest`
+        tokens; and one without weights."""
+        target = target_config(resolve(spec.model.target, weights=False))
+        target.check_ranks(spec.tp, "target")
+        if any(method.uses_drafter for method in methods):
+            check_pair(target, drafter_config(resolve(spec.model.drafter, weights=False)))
+        if longest > target.window:
+            raise Refusal(
+                f"prompt and output of {spec.max_length} tokens do not fit {spec.model.name}'s window of "
+                f"{target.window}: engine={cls.name} needs {longest - spec.max_length} more; "
+                "fewer max_new_tokens or shorter prompts are needed."
+            )
+        for reference in (spec.model.target, spec.model.drafter):
+            if not is_hub_id(reference) and not any(resolve(reference).glob("*.safetensors")):
+                raise Refusal(f"{reference} holds no safetensors weights, which engine={cls.name} needs.")
 
     @classmethod
     def check_environment(cls, spec: EngineSpec) -> None:

@@ -31,8 +31,8 @@ from methods.engines.sglang_client import SglangClient, log_probs, sampling
 from methods.engines.sglang_ddtree import NAME as TREES
 from methods.engines.sglang_ddtree import entry
 from methods.engines.sglang_ddtree.settings import Settings, mask_bytes, refuse_target
-from methods.locate import is_hub_id, resolve
-from methods.reference.config import check_pair, drafter_config, target_config
+from methods.locate import resolve
+from methods.reference.config import drafter_config, target_config
 from methods.reference.memory import rank_bytes
 from methods.streaming import StreamingClient
 
@@ -86,20 +86,8 @@ class SglangEngine(ScoredEngine):
             )
         if (dtype := dtype_of(spec)) not in cls.drafts_in and any(method.uses_drafter for method in methods):
             raise Refusal(f"dtype={dtype} is not accepted: SGLang turns what its drafter reads into bfloat16.")
-        target = target_config(resolve(spec.model.target, weights=False))
-        target.check_ranks(spec.tp, "target")
-        if any(method.uses_drafter for method in methods):
-            check_pair(target, drafter_config(resolve(spec.model.drafter, weights=False)))
         widest = max([block_size(spec), *(method.width(block_size(spec)) for method in methods)])
-        if (longest := text_length(spec, widest)) > target.window:
-            raise Refusal(
-                f"prompt and output of {spec.max_length} tokens do not fit {spec.model.name}'s window of "
-                f"{target.window}: engine=sglang needs {longest - spec.max_length} more; "
-                "fewer max_new_tokens or shorter prompts are needed."
-            )
-        for reference in (spec.model.target, spec.model.drafter):
-            if not is_hub_id(reference) and not any(resolve(reference).glob("*.safetensors")):
-                raise Refusal(f"{reference} holds no safetensors weights, which engine=sglang needs.")
+        cls.check_model(spec, methods, text_length(spec, widest))
         if any(isinstance(method, DDTree) for method in methods):
             check_trees(spec)
         cls.check_environment(spec)

@@ -31,8 +31,8 @@ from methods.engines.scoring import ScoredEngine
 from methods.engines.served import Place, Running, Told, chat_template, is_plain
 from methods.engines.server import flags
 from methods.engines.vllm_told import alike, configuration, counted, read_back, unlike
-from methods.locate import is_hub_id, read_json, resolve
-from methods.reference.config import check_pair, drafter_config, target_config
+from methods.locate import read_json, resolve
+from methods.reference.config import drafter_config, target_config
 from methods.reference.memory import BYTES, cache_bytes, rank_bytes
 from methods.streaming import Chunk, StreamingClient
 
@@ -78,19 +78,7 @@ class VllmEngine(ScoredEngine):
         if spec.device == "cpu" and spec.tp > (cores := len(os.sched_getaffinity(0))):
             raise Refusal(f"tp={spec.tp} is not accepted: engine=vllm needs a core for each rank, {cores} are there.")
         cls.check_simulation(spec)
-        target = target_config(resolve(spec.model.target, weights=False))
-        target.check_ranks(spec.tp, "target")
-        if any(method.uses_drafter for method in methods):
-            check_pair(target, drafter_config(resolve(spec.model.drafter, weights=False)))
-        if (longest := model_length(spec)) > target.window:
-            raise Refusal(
-                f"prompt and output of {spec.max_length} tokens do not fit {spec.model.name}'s window of "
-                f"{target.window}: engine=vllm needs {longest - spec.max_length} more; "
-                "fewer max_new_tokens or shorter prompts are needed."
-            )
-        for reference in (spec.model.target, spec.model.drafter):
-            if not is_hub_id(reference) and not any(resolve(reference).glob("*.safetensors")):
-                raise Refusal(f"{reference} holds no safetensors weights, which engine=vllm needs.")
+        cls.check_model(spec, methods, model_length(spec))
         cls.check_environment(spec)
         cls.check_urls(spec, methods)
 

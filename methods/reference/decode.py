@@ -144,9 +144,8 @@ class Decoder:
             return
         layers = self.drafter.config.target_layer_ids if self.drafter else ()
         longest, zero = min(PREFILL_ROWS, self.target.cache.slots - 1), torch.zeros_like(self._state.root)
-        few, many = range(1, WARM_EACH), range(WARM_EACH, longest + 1, WARM_STEP)
-        for n in sorted({*few, *many, *(length + 1 for length in many), longest}):
-            if n <= longest:
+        for n in range(1, longest + 1):
+            if n < WARM_EACH or n % WARM_STEP < 2 or n == longest:
                 (chunk,) = read(self.target, (0,) * n, layers)
                 self.target.logits(chunk.hidden_ch[-1:])
                 if self.drafter and chunk.features_cf is not None:
