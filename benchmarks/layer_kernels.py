@@ -108,7 +108,13 @@ class Stack:
         return products.gemv(x, self.head, norm=(self.layers[0].norm, EPS)) if "products" in parts else x
 
     def many(
-        self, x: Tensor, positions: Tensor, words: Tensor, spare: Spare, parts: frozenset[str], cublas: bool
+        self,
+        x: Tensor,
+        positions: Tensor,
+        words: attention.Ancestors,
+        spare: Spare,
+        parts: frozenset[str],
+        cublas: bool,
     ) -> Tensor:
         """Several rows; the products by `narrow` where it takes them, or by cuBLAS."""
         n = len(x)

@@ -76,7 +76,7 @@ def measured(budget: int, logits: list[Tensor], vocabulary: Vocabulary) -> dict[
     def walked_by_torch(one: tree.Tree, choices: Tensor) -> tree.Walk:
         return tree.walk(one, tree.visibility(one.parents_n, POSITIONS), choices, POSITIONS)
 
-    def walked(one: tree.Tree, choices: Tensor) -> tuple[Tensor, tree.Walk]:
+    def walked(one: tree.Tree, choices: Tensor) -> tuple[attention.Ancestors, tree.Walk]:
         return attention.descend(one.parents_n, POSITIONS), walk(one, choices, POSITIONS)
 
     return {

@@ -48,6 +48,12 @@ def some_tree(n: int, seed: int) -> torch.Tensor:
     return torch.tensor([0] + [int(torch.randint(0, i, (), generator=generator)) for i in range(1, n)]).to(DEVICE)
 
 
+def descended(parents: torch.Tensor, group: int, d: int, dtype: torch.dtype = torch.float32):
+    """A tree's ancestors in families that fill a tile, as a stack of layers asks for them."""
+    n = len(parents)
+    return kernel.descend(parents, n, kernel.family_for(n, group, d, dtype, parents.device))
+
+
 def looked_up(query, cache, start, visible_ns):
     """The definition, in float64."""
     n, h, d = query.shape
@@ -95,7 +101,7 @@ def test_attention_over_prefix_and_tree(n, start, heads, kv_heads, d, splits, dt
     query, at = made(n, heads, d, seed=1, dtype=dtype) * 1.5, torch.tensor(start, device=DEVICE)
     parents = some_tree(n, start)
     seen = {
-        "tree": (tree.visibility(parents, n), {"ancestors": kernel.descend(parents, n)}),
+        "tree": (tree.visibility(parents, n), {"ancestors": descended(parents, heads // kv_heads, d, dtype)}),
         "causal": (torch.ones(n, n, dtype=torch.bool, device=DEVICE).tril(), {"causal": True}),
         "all": (torch.ones(n, n, dtype=torch.bool, device=DEVICE), {}),
     }
@@ -132,18 +138,40 @@ def test_attention_with_strong_masks_and_large_scores():
     at, chain = torch.tensor(start, device=DEVICE), torch.zeros(n, dtype=torch.int64, device=DEVICE)
     visible_nn = tree.visibility(chain, 1)
     for splits in (1, 2):
-        found = kernel.attention(query, cache, at, kernel.pack(visible_nn), splits=splits)
+        found = kernel.attention(query, cache, at, descended(chain, 2, 64), splits=splits)
         close(found, looked_up(query, cache, at, visible_nn), 5)
 
 
+@pytest.mark.parametrize("family", [1, 3, 16])
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65, 70])
-def test_packed_words_say_what_the_matrix_says(n):
+def test_families_list_what_their_rows_see(n, family):
     parents = some_tree(n, n)
     visible_nn = tree.visibility(parents, n)
-    words = kernel.descend(parents, n)
-    assert torch.equal(words, kernel.pack(visible_nn))
+    words, listed, counts, _ = kernel.descend(parents, n, family)
     bits = (words[:, :, None] >> torch.arange(32, device=DEVICE, dtype=torch.int32)) & 1
-    assert torch.equal(bits.flatten(1)[:, :n].bool(), visible_nn)
+    found_nn = torch.zeros_like(visible_nn)
+    for row in range(n):
+        count = counts[row // family]
+        assert not bits[row].flatten()[count:].any()
+        found_nn[row, listed[row // family, :count].long()] = bits[row].flatten()[:count].bool()
+    assert torch.equal(found_nn, visible_nn)
+    for first in range(0, n, family):
+        seen = visible_nn[first : first + family].any(0).nonzero()[:, 0]
+        assert torch.equal(listed[first // family, : len(seen)], seen.short()) and counts[first // family] == len(seen)
+
+
+@pytest.mark.parametrize("start, splits", [(0, 1), (70, 1), (70, 3), (128, 2)])
+@pytest.mark.parametrize("family", [1, 5, 16, 40])
+def test_families_change_nothing(family, start, splits):
+    """Long branches, one behind the other: most blocks of rows are seen by no row of a family."""
+    n, long = 150, 25
+    parents = torch.tensor([0 if row % long == 1 else max(row - 1, 0) for row in range(n)]).to(DEVICE)
+    cache, query = made(2, 1, start + n, 64), made(n, 2, 64, seed=1)
+    at = torch.tensor(start, device=DEVICE)
+    ancestors = kernel.descend(parents, long, family)
+    assert int(ancestors.counts_f.max()) <= family + long + 1
+    expected = looked_up(query, cache, at, visible(at, tree.visibility(parents, n), start + n))
+    close(kernel.attention(query, cache, at, ancestors, splits=splits), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -23,6 +23,7 @@ from methods.reference.parallel import Group
 
 if TYPE_CHECKING:
     from methods.reference.gated_delta import Lineage
+    from methods.reference.kernels.attention import Ancestors
 
 
 class Cache:
@@ -70,12 +71,12 @@ def rotate(x_nhd: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 class Ancestry(NamedTuple):
     """How the rows of one pass descend from each other: row 0 is its own parent, a row sees itself and its ancestors
-    (bool [n, n], row by query). The kernels read the same as `words` and as `ups_ns` (`kernels.delta.ascend`), or know
-    it of a chain."""
+    (bool [n, n], row by query). The kernels read the same as `ancestors` (`kernels.attention.descend`) and as `ups_ns`
+    (`kernels.delta.ascend`), or know it of a chain."""
 
     parents_n: Tensor
     visible_nn: Tensor | None
-    words: Tensor | None = None
+    ancestors: Ancestors | None = None
     chain: bool = False
     ups_ns: Tensor | None = None
 

@@ -85,10 +85,10 @@ class Target:
         """A tree's ancestry, in the form that this target's layers read."""
         if self._stack is None:
             return Ancestry(parents_n, tree.visibility(parents_n, depth_limit))
-        words, ups_ns = self._stack.words(parents_n, depth_limit), self._stack.ups(parents_n, depth_limit)
+        ancestors, ups_ns = self._stack.ancestors(parents_n, depth_limit), self._stack.ups(parents_n, depth_limit)
         needed = self._recurrence and ups_ns is None and len(parents_n) > 1
         visible_nn = tree.visibility(parents_n, depth_limit) if needed else None
-        return Ancestry(parents_n, visible_nn, words, ups_ns=ups_ns)
+        return Ancestry(parents_n, visible_nn, ancestors, ups_ns=ups_ns)
 
     def view(self, start: Tensor, positions_n: Tensor, ancestry: Ancestry, seen: int) -> Place:
         """Rows at slots start … start + n − 1 and these positions in the text. `start` is a 0-dim int64."""

@@ -34,12 +34,12 @@ PARTS = 4  # of a product whose sums the next norm adds up
 
 @dataclass(frozen=True)
 class Spot(Place):
-    """A place as the kernels read it: `words` are packed ancestors, None where the rows are a chain or a block.
+    """A place as the kernels read it; `ancestors` is None where the rows are a chain or a block.
 
     Recurrent layers read `ups_ns` instead, and leave `traces`; where there is a lineage they run on the plain path.
     """
 
-    words: Tensor | None
+    ancestors: attention.Ancestors | None
     ups_ns: Tensor | None = None
     traces: Traces | None = None
 
@@ -56,9 +56,13 @@ class Stack:
         recurrent = [index for index, layer in enumerate(stack) if isinstance(layer.mixer, GatedDeltaNet)]
         self._recurrent = {index: order for order, index in enumerate(recurrent)}
 
-    def words(self, parents_n: Tensor, depth_limit: int) -> Tensor:
+    def ancestors(self, parents_n: Tensor, depth_limit: int) -> attention.Ancestors:
         """A tree's ancestors as the attention kernel reads them."""
-        return attention.descend(parents_n, depth_limit)
+        mixer = next(layer.mixer for layer in self._layers if isinstance(layer.mixer, Attention))
+        d = mixer.out.shape[1] // mixer.heads
+        group = 2 * mixer.heads * d // len(mixer.key_value)
+        family = attention.family_for(len(parents_n), group, d, mixer.qkv.dtype, parents_n.device)
+        return attention.descend(parents_n, depth_limit, family)
 
     def ups(self, parents_n: Tensor, depth_limit: int) -> Tensor | None:
         """A tree's ancestors as the recurrent layers' kernels read them; None for one row, which needs none, and where
@@ -73,11 +77,10 @@ class Stack:
         self, start: Tensor, positions_n: Tensor, ancestry: Ancestry | None = None, lineage: Lineage | None = None
     ) -> Spot:
         """Rows at slots from `start` on; a tree where there is an ancestry that is no chain."""
-        words = ancestry.words if ancestry else None
-        if ancestry and words is None and not ancestry.chain:
-            assert ancestry.visible_nn is not None
-            words = attention.pack(ancestry.visible_nn)
-        return Spot(start, positions_n, lineage, words, ancestry.ups_ns if ancestry else None)
+        ancestors = ancestry.ancestors if ancestry else None
+        if ancestry and ancestors is None and not ancestry.chain:
+            ancestors = self.ancestors(ancestry.parents_n, len(positions_n))
+        return Spot(start, positions_n, lineage, ancestors, ancestry.ups_ns if ancestry else None)
 
     def __call__(
         self, x_nh: Tensor, place: Place, memories: Sequence[Any], features: Sequence[int] = ()
@@ -170,7 +173,7 @@ class Stack:
         sight = self._sights[index]
         query_nhd = self._stored(mixer, qkv_n, place, cache_kv, heads=mixer.heads)
         attended_nq = attention.attention(
-            query_nhd, cache_kv, place.start, place.words, causal=sight.causal, window=sight.window
+            query_nhd, cache_kv, place.start, place.ancestors, causal=sight.causal, window=sight.window
         )
         return layers.gate_heads(attended_nq, qkv_n, query_nhd.shape[2]) if mixer.gated else attended_nq
 
