@@ -3,6 +3,7 @@
 The first half of the prompts is asked of AR, then of every method; the other half of every method the other way round,
 and at last of AR. So each prompt's ratio is formed from blocks on both sides of the same middle, which a steady drift
 leaves as it is, and AR's two blocks, with the sentinel's prompts at the very start and the very end, show the drift.
+Requests whose rounds are looked into follow an arm's last block, while its server is there.
 
 Where many requests are in flight (`concurrency`, `request_rate`) a block is one load (`harness.crowd`); the sentinel's
 requests come one by one all the same.
@@ -23,7 +24,7 @@ from harness.cells import BASELINE
 from harness.crowd import Crowd, load_of
 from harness.questions import Question, Questions
 from harness.records import ANSWERED, KEYS, REQUESTS, Checked, append_line, read_lines
-from harness.results import Turn
+from harness.results import Step, Turn
 from harness.sitting import Event
 from methods.base import Engine, Method, Request, Sampling, Score
 
@@ -40,23 +41,30 @@ def ask_in_blocks(worker: Worker, questions: Questions, folder: Path) -> None:
     crowd = Crowd(worker, questions, folder) if load_of(settings) else None
     methods = {method.arm: method for method in worker.sitting.methods}
     scores.settle(worker.events.send)
-    steps = worker.sitting.steps
-    if not steps:
-        return
+    steps, profile = worker.sitting.steps, worker.sitting.profile
     stretches = [(arm, list(block)) for arm, block in itertools.groupby(steps, lambda step: step.arms[0])]
+    timed = {arm for arm, _ in stretches}
+    stretches += [(arm, []) for arm in methods if arm not in timed and any(arm in step.arms for step in profile)]
+    if not stretches:
+        return
     if stretches[-1][0] != BASELINE.arm:
         stretches.append((BASELINE.arm, []))
+    looked = sum(len(step.arms) for step in profile)
+    worker.events.send(Event("stage", total=len(steps) + looked, text="asking block by block"))
+    last = {arm: place for place, (arm, _) in enumerate(stretches)}
     for place, (arm, block) in enumerate(stretches):
         warming = [*questions.warmup, *questions.shapes]
         _warm(worker, methods[arm], warming, place)
-        if place == 0:
+        if place == 0 and steps:
             _watch(worker, questions, START)
         if crowd and block:
             crowd.warm(methods[arm], warming)
             crowd.ask(methods[arm], block, place)
         for step in () if crowd else block:
             worker.answer(methods[arm], questions.asked[Turn(step.prompt_id, step.turn)], "timed", step.repeat)
-        if place == len(stretches) - 1:
+        if place == last[arm]:
+            _look(worker, questions, methods[arm], [step for step in profile if arm in step.arms])
+        if place == len(stretches) - 1 and steps:
             _watch(worker, questions, END)
         if arm == BASELINE.arm:
             scores.settle(worker.events.send)
@@ -67,6 +75,14 @@ def _warm(worker: Worker, method: Method, asked: Sequence[Question], place: int)
     for index, question in enumerate(asked):
         worker.events.send(Event("stage", text=f"warming up {method.arm}, prompt {index + 1} of {len(asked)}"))
         worker.answer(method, question, "warmup", repeat=place)
+
+
+def _look(worker: Worker, questions: Questions, method: Method, steps: Sequence[Step]) -> None:
+    """An arm's requests whose rounds are looked into, once its timed ones are done."""
+    if steps:
+        worker.events.send(Event("stage", text=f"looking into rounds of {method.arm}"))
+    for step in steps:
+        worker.answer(method, questions.asked[Turn(step.prompt_id, step.turn)], "profile", step.repeat, profile=True)
 
 
 def _watch(worker: Worker, questions: Questions, place: int) -> None:

@@ -26,7 +26,7 @@ from harness.cells import BASELINE, CellSettings
 from harness.machine import choose_device
 from harness.targets import TYPE_WORDS, build_method, build_tracker, inexact, load_class
 from harness.tracker import Tracker
-from methods.base import Engine, Inspect, Method, Refusal, Sampling, Weights
+from methods.base import INSPECTIONS, Engine, Inspect, Method, Refusal, Sampling, Weights
 from methods.locate import shaped
 from workloads.contexts import SMALLEST
 from workloads.splits import SPLITS
@@ -186,6 +186,9 @@ def job_from(config: DictConfig, overrides: Sequence[str] = ()) -> Job:
     engine = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
     if method.adapts and not engine.adapts:
         raise Refusal(f"{method.arm} is not accepted: engine={engine.name} verifies every round at the same width.")
+    if settings.inspect.wanted and not engine.profiles(method):
+        said = next(f"{name}={value}" for name in INSPECTIONS if (value := getattr(plain, name)))
+        raise Refusal(f"{said} is not accepted: engine={engine.name} cannot look into the rounds of {method.arm}.")
     return Job(settings, method, _command(plain))
 
 
@@ -252,10 +255,7 @@ def _refuse_workload(workload: WorkloadConfig) -> None:
 
 def _cell_settings(plain: CommandConfig) -> CellSettings:
     engine = load_class(plain.engine._target_, Engine, "engine._target_")  # type: ignore[type-abstract]
-    if not engine.inspects:
-        for name in ("oracle_rate", "shadow_linear", "dump_rounds"):
-            if value := getattr(plain, name):
-                raise Refusal(f"{name}={value} is not accepted: engine={engine.name} cannot look into its rounds.")
+    _refuse_inspection(plain, engine)
     if plain.temperature and not engine.samples:
         raise Refusal(
             f"temperature={plain.temperature:g} is not accepted: engine={engine.name} does not sample, so 0 is."
@@ -301,6 +301,18 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
         request_rate=plain.request_rate,
         burstiness=plain.burstiness if plain.request_rate is not None else 1.0,
     )
+
+
+def _refuse_inspection(plain: CommandConfig, engine: type[Engine]) -> None:
+    """What an engine cannot tell of its rounds."""
+    for name in INSPECTIONS:
+        if not (value := getattr(plain, name)):
+            continue
+        if name not in engine.inspects:
+            what = f"offers {' and '.join(engine.inspects)}" if engine.inspects else "cannot look into its rounds"
+            raise Refusal(f"{name}={value} is not accepted: engine={engine.name} {what}.")
+        if plain.concurrency > 1 or plain.request_rate is not None:
+            raise Refusal(f"{name}={value} is not accepted with requests in flight together: concurrency=1 is.")
 
 
 def _refuse_crowds(plain: CommandConfig, engine: type[Engine]) -> None:

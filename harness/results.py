@@ -246,14 +246,18 @@ class CellFolder:
 
     def profile_steps(self, without: Collection[str] = ()) -> list[Step]:
         """The requests with timed stages that are owed, of every arm that is or is to be complete."""
-        if not self._engine.profiles:
-            return []
-        lines = [line for line in sitting_lines(self.path) if line["phase"] == "profile"]
-        done = {(line["arm"], line["prompt_id"], line["turn"], line["repeat"]) for line in lines}
+        settings = self.cell.settings
+        if settings.concurrency > 1 or settings.request_rate is not None:
+            return []  # a round of requests in flight together is no one's own
+        lines = (*sitting_lines(self.path), *sitting_lines(self.path, ANSWERED))
+        of_profile = [line for line in lines if line["phase"] == "profile"]
+        done = {(line["arm"], line["prompt_id"], line["turn"], line["repeat"]) for line in of_profile}
+        able = {arm.name for arm in self.cell.arms if self._engine.profiles(arm.method)}
         names = [arm.name for arm in self.cell.arms if self.status(arm) in ("pending", "complete")]
-        owing = [name for name in names if name not in without]
-        turns = self.turns if self.cell.settings.inspect.wanted else [Turn(prompt_id) for prompt_id in self.samples]
-        return plan(owing, turns, 1, self.cell.settings.seed, done)
+        owing = [name for name in names if name in able and name not in without]
+        turns = self.turns if settings.inspect.wanted else [Turn(prompt_id) for prompt_id in self.samples]
+        steps = plan(owing, turns, 1, settings.seed, done)
+        return [step._replace(arms=tuple(arm for arm in step.arms if arm in able)) for step in steps]
 
     def owed_replays(self, without: Collection[str] = ()) -> list[Turn]:
         """The turns whose replay is owed, in the order asked; none where AR's answers are not to be had."""

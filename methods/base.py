@@ -106,6 +106,9 @@ class Inspect:
         return self.oracle_rate > 0 or self.shadow_linear or self.dump_rounds
 
 
+INSPECTIONS = ("oracle_rate", "shadow_linear", "dump_rounds")
+
+
 class OracleCheck(NamedTuple):
     """Some nodes of a round's tree decoded one by one: how many, by how much at most the plain target preferred its
     own choice to the verify pass's (logits), and at how many nodes by more than the tolerance."""
@@ -141,7 +144,7 @@ class Generation:
     """One answered request. Times are in seconds; `decode_s` covers every token after the first.
 
     `tree_checksum` is a running checksum of every tree the request was verified with, equal on all ranks (0 where
-    there is one rank). `peak_mem_bytes` is the most device memory in use during the request on a GPU, else the
+    none is kept). `peak_mem_bytes` is the most device memory in use during the request on a GPU, else the
     process's peak so far; of rank 0. `inspected` has an entry a round where that was asked for, `widths` the rows of
     each round's verify pass where the method adapts them.
     """
@@ -328,9 +331,8 @@ class Engine(ABC):
     """Runs methods on a target. Life: `check` → constructor → `open` → `generate`* → `close`."""
 
     name: ClassVar[str]
-    inspects: ClassVar[bool] = False  # whether `generate` can inspect its rounds
+    inspects: ClassVar[tuple[str, ...]] = ()  # what `generate` can be asked of its rounds, by the settings of `Inspect`
     replays: ClassVar[bool] = False  # whether it has `replay`
-    profiles: ClassVar[bool] = True  # whether `generate` can time its stages
     samples: ClassVar[bool] = True  # whether it chooses tokens at temperatures above 0
     crowds: ClassVar[bool] = False  # whether it answers many requests at once; then it is a `methods.streaming.Crowded`
     adapts: ClassVar[bool] = False  # whether a method may choose the width of each verify pass
@@ -349,6 +351,11 @@ class Engine(ABC):
     @abstractmethod
     def memory_bytes(cls, spec: EngineSpec, method: Method) -> int:
         """Bytes that one rank needs to run `method`, from config files only."""
+
+    @classmethod
+    def profiles(cls, method: Method) -> bool:
+        """Whether `generate` can time this method's stages and look into its rounds."""
+        return True
 
     @classmethod
     def verify(cls, spec: EngineSpec, method: Method, sampling: Sampling) -> Verify | None:

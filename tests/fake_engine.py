@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from methods.base import (
+    INSPECTIONS,
     Engine,
     Generation,
     Inspect,
@@ -61,7 +62,7 @@ class FakeEngine(Engine):
     """Output token t is a hash of prompt, seed and t."""
 
     name: ClassVar[str] = "fake"
-    inspects: ClassVar[bool] = True
+    inspects: ClassVar[tuple[str, ...]] = INSPECTIONS
     replays: ClassVar[bool] = True
 
     @classmethod
@@ -124,7 +125,7 @@ class BlindEngine(FakeEngine):
     """Cannot look into its rounds or replay a text."""
 
     name: ClassVar[str] = "blind"
-    inspects: ClassVar[bool] = False
+    inspects: ClassVar[tuple[str, ...]] = ()
     replays: ClassVar[bool] = False
 
 

@@ -5,8 +5,9 @@ beside it; the figures of drafting, which no recording has, are as SGLang's sour
 as `ARM:FAULT`, of the server of that arm: `exit` (before it is ready), `die`, `cut`, `500`, `shape`, `abort`, `cached`,
 `retracted`, `few` and `many` (steps of fewer, or more, tokens than the answer), `lie` (another text), `error`,
 `backend` (another attention backend than asked for), `block` (another block size), `crowd` (more requests at once),
-`unloaded` (a process without the plugin).
-`FAKE_MERGED` sends every two steps as one chunk.
+`unloaded` (a process without the plugin), `silent` (no figures of rounds).
+DDTREE's figures are those of a chain, the true tokens up to what the step accepts. `FAKE_MERGED` sends every two steps
+as one chunk.
 """
 
 from __future__ import annotations
@@ -33,6 +34,25 @@ def truth(prompt: list[int], n: int) -> list[int]:
     while len(found) < n:
         found.append(following(found[-1]))
     return found
+
+
+def rounds(words: list[str], root: int, root_at: int, accepted: int) -> dict:
+    """What a step tells: a chain of 15 whose first `accepted` tokens are the model's."""
+    chain = [token + (depth >= accepted) for depth, token in enumerate(truth([root], 15))]
+    more = {
+        "stages": [0.25, 0.5, 1.0, 2.0],
+        "chain": chain,
+        "tree": {
+            "tokens": [root, *chain],
+            "parents": [0, *range(15)],
+            "depths": [*range(16)],
+            "log_probs": [0.0, *[-0.5] * 15],
+            "path": [*range(accepted + 1)],
+            "bonus": truth([root], accepted + 1)[-1],
+        },
+    }
+    counts = {"root_at": root_at, "drafted": 15, "depths": [1] * 15, "accepted": accepted, "emitted": accepted + 1}
+    return {**counts, "checksum": root_at, **{word: more[word] for word in words}}
 
 
 def option(name: str) -> str | None:
@@ -141,6 +161,11 @@ class Handler(BaseHTTPRequestHandler):
         while (done := sum(map(len, pieces))) < len(tokens):
             accepted.append(STEPS[len(accepted) % len(STEPS)] if DRAFTING else 0)
             pieces.append(tokens[done : done + accepted[-1] + 1])
+        words = (how.get("custom_params") or {}).get("draft_tree")
+        beside: list[dict | None] = [None]  # an entry a token, as SGLang sends them
+        for steps, piece in zip(accepted, pieces[1:], strict=True):
+            before, root_at = tokens[len(beside) - 1], len(asked["input_ids"]) + len(beside) - 1
+            beside += [rounds(words or (), before, root_at, steps), *[None] * (len(piece) - 1)]
         if os.environ.get("FAKE_MERGED"):
             pieces = [
                 [*first, *second] for first, second in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue=())
@@ -153,6 +178,8 @@ class Handler(BaseHTTPRequestHandler):
             told = self.told(asked, sent, ending if end else None)
             if end:
                 told |= self.figures(len(tokens), accepted)
+            if DRAFTING == "DDTREE" and words is not None and FAULT != "silent":
+                told["draft_tree"] = beside[sent - len(piece) : sent]
             self.event(json.dumps({"output_ids": piece, "meta_info": told}).encode())
             if index == 1:
                 self.fault()

@@ -170,7 +170,6 @@ def test_end_ids_end_an_answer_only_where_eos_is_not_ignored():
             (DDTree(64),),
             "ddtree is not accepted by engine=sglang without engine.args={disable_overlap_schedule: true",
         ),
-        ({"args": TREES, "tp": 2}, (DDTree(64),), "tp=2 is not accepted: method=ddtree runs on one rank"),
         ({"args": (*TREES, ("attention_backend", "fa3"))}, (DDTree(64),), "attention_backend=fa3 is not accepted with"),
         ({"args": TREES, "model": HYBRID}, (DDTree(64),), "linear_attention layers is not accepted by DDTREE"),
         ({"device": "cpu"}, (Autoregressive(),), "device=cpu is not accepted: engine=sglang runs on cuda."),
@@ -189,6 +188,15 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(changes, methods, said, monk
     with pytest.raises(Refusal) as refusal:
         SglangEngine.check(spec(**changes), methods)
     assert said in str(refusal.value)
+
+
+def test_captured_passes_need_room_for_every_row():
+    """Budget for budget and request for request, on each rank; less where nothing is captured."""
+    few, many = spec(args=TREES[:1], concurrency=4), spec(args=TREES[:1], concurrency=16)
+    needed = SglangEngine.memory_bytes
+    assert needed(few, DDTree(16)) < needed(few, DDTree(64)) < needed(many, DDTree(64))
+    assert needed(spec(args=TREES, concurrency=16), DDTree(64)) < needed(many, DDTree(64))
+    assert needed(spec(args=TREES[:1], concurrency=16, tp=2), DDTree(64)) < needed(many, DDTree(64))
 
 
 def wrapper(folder: Path) -> Path:
@@ -275,9 +283,75 @@ def test_trees_come_through_the_whole_harness(served):
     for arm in ("autoregressive", "dflash", "ddtree-20"):
         assert served.arm(arm)["status"] == "complete"
         assert "--disable-decode-cuda-graph --disable-overlap-schedule" in engine[f"server_{arm}"]
+    profiled = [line for line in sitting_lines(served.cell) if line["phase"] == "profile"]
+    assert [line["arm"] for line in profiled] == ["ddtree-20"] * len(profiled) and profiled
+    for line in profiled:
+        steps = len(line["rounds"])
+        assert line["stages"] == {"draft_s": steps / 4, "build_s": steps / 2, "verify_s": steps, "commit_s": 2 * steps}
+        assert line["true_violations"] == 0 and line["shadow"] is None
+    assert not any(line["stages"] for line in sitting_lines(served.cell) if line["phase"] == "timed")
     totals = {engine[f"server_{arm}"].split("--max-total-tokens ")[1].split()[0] for arm in ("dflash", "ddtree-20")}
     assert len(totals) == 1
     served.assert_no_process_left()
+
+
+def test_rounds_are_looked_into_as_the_built_in_engine_does(served):
+    words = ("engine=served", "model=tiny", "method=ddtree", "budget=20", "repeats=1", "shadow_linear=true")
+    args = "engine.args={disable_overlap_schedule:true,disable_decode_cuda_graph:true}"
+    done = served.run(*words, "dump_rounds=true", args)
+    assert done.returncode == 0, done.stderr
+    looked = [line for line in sitting_lines(served.cell) if line["phase"] == "profile"]
+    dumped = sitting_lines(served.cell, "rounds.jsonl")
+    assert {line["prompt_id"] for line in looked} == set(WORDS) and len(dumped) == sum(len(x["rounds"]) for x in looked)
+    for line in looked:
+        own = [one for one in dumped if one["prompt_id"] == line["prompt_id"]]
+        accepted = [*STEPS, *STEPS, *STEPS][: len(own)]
+        place = 1
+        for one, count, shadow in zip(own, accepted, line["shadow"], strict=True):
+            assert one["root_at"] == line["n_input"] + place - 1 and one["accepted"] == count
+            assert one["tokens"][0] == line["output_ids"][place - 1] and one["path"] == list(range(count + 1))
+            assert one["shadow_accepted"] == shadow == min(count, line["n_output"] - place)
+            place += count + 1
+
+
+def test_rounds_that_nobody_looked_into_are_owed(served):
+    """A sitting of its own, without timed requests, where an earlier one ended before."""
+    words = ("engine=served", "model=tiny", "method=ddtree", "budget=20", "repeats=1")
+    args = "engine.args={disable_overlap_schedule:true,disable_decode_cuda_graph:true}"
+    assert served.run(*words, args).returncode == 0
+    for name in ("answered.jsonl", "requests.jsonl"):
+        file = served.cell / "sittings/0" / name
+        kept = [line for line in file.read_text().splitlines(keepends=True) if '"phase":"profile"' not in line]
+        file.write_text("".join(kept))
+    assert served.run(*words, args).returncode == 0
+    later = [line for line in sitting_lines(served.cell) if line["sitting"] == 1]
+    assert {line["phase"] for line in later} == {"warmup", "profile"}
+    looked = [line for line in later if line["phase"] == "profile"]
+    assert len(looked) == 3 and all(line["stages"] and line["true_violations"] == 0 for line in looked)
+    served.assert_no_process_left()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("method=ddtree", "oracle_rate=0.5"), "oracle_rate=0.5 is not accepted: engine=sglang offers shadow_linear"),
+        (("method=dflash", "dump_rounds=true"), "cannot look into the rounds of dflash"),
+        (("method=ddtree", "dump_rounds=true", "concurrency=4"), "not accepted with requests in flight together"),
+    ],
+)
+def test_what_cannot_be_looked_into_is_refused(served, words, said):
+    done = served.run("engine=served", "model=tiny", *words)
+    assert done.returncode != 0 and said in " ".join(done.stderr.split())
+
+
+def test_rounds_that_are_not_told_are_a_fault(served, monkeypatch):
+    monkeypatch.setenv("FAKE_SGLANG", "ddtree:silent")
+    monkeypatch.setenv("FAKE_WORLD", str(served.folder))
+    with CpuEngine(spec(device="cpu", python=str(served.folder / "python"), args=TREES)) as engine:
+        engine.open((DDTree(20),))
+        assert engine.generate(DDTree(20), REQUEST).stages is None
+        with pytest.raises(ServerError, match="but tells of others"):
+            engine.generate(DDTree(20), REQUEST, profile=True)
 
 
 def test_a_server_without_the_plugin_fails_its_arm(served, monkeypatch):

@@ -69,7 +69,6 @@ class ServedEngine(Engine):
     """What the adapters share. Arms whose servers take the same arguments share one."""
 
     blocks: ClassVar[bool] = True
-    profiles: ClassVar[bool] = False
     crowds: ClassVar[bool] = True
     environments: ClassVar[dict[str, Environment]]  # by device
     ready_s: ClassVar[float] = READY_S  # how long a server may take to start
@@ -83,6 +82,10 @@ class ServedEngine(Engine):
         self._scratch: Path | None = None
         self._started = 0
         self._facts: dict[str, str | int | float] = {}
+
+    @classmethod
+    def profiles(cls, method: Method) -> bool:
+        return False
 
     @classmethod
     def check_model(cls, spec: EngineSpec, methods: Sequence[Method], longest: int) -> None:
@@ -178,7 +181,11 @@ class ServedEngine(Engine):
         self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
     ) -> Generation:
         running = self.serving(method)
-        chunks, start_s = self.within(running, _read(self.client(running), request))
+        return self.answered(running, self.client(running), request)
+
+    def answered(self, running: Running, client: StreamingClient, request: Request) -> Generation:
+        """What a request comes to that `client` asks alone."""
+        chunks, start_s = self.within(running, _read(client, request))
         return self.finished(chunks, max(chunk.time_s for chunk in chunks if chunk.token_ids) - start_s)
 
     def finished(self, chunks: Sequence[Chunk], elapsed_s: float) -> Generation:

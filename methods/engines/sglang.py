@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Method, Refusal, Request
+from methods.base import EngineSpec, Generation, Inspect, Method, Refusal, Request
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.environments import SGLANG, Environment
 from methods.engines.http import Http, ServerError
 from methods.engines.scoring import ScoredEngine
 from methods.engines.served import Place, Running, chat_template, is_plain
-from methods.engines.sglang_client import SglangClient, log_probs, sampling
+from methods.engines.sglang_client import SglangClient, Traced, asking, log_probs, looked_into, sampling
 from methods.engines.sglang_ddtree import NAME as TREES
 from methods.engines.sglang_ddtree import entry
 from methods.engines.sglang_ddtree.settings import Settings, mask_bytes, refuse_target
 from methods.locate import resolve
 from methods.reference.config import drafter_config, target_config
 from methods.reference.memory import rank_bytes
-from methods.streaming import StreamingClient
+from methods.streaming import Chunk, StreamingClient
 
 MODULE = "sglang.launch_server"
-TREES_NEED = ("disable-overlap-schedule", "disable-decode-cuda-graph")
-PROCESSES = 2  # that load the plugin: the one that serves, and the scheduler's
+TREES_NEED = ("disable-overlap-schedule",)
+KV_SPLITS = 8  # parts that the Triton kernels of plain decoding split a text into
 SPARE = 7  # tokens that SGLang takes no text for: it keeps one for itself, and five of what it is given
 MEASURING = ("skip-tokenizer-init", "grammar-backend", "sampling-backend", "skip-server-warmup")  # no server for others
 # What a chat template says of a tool call, and the parser that reads it; the first that is found.
@@ -51,10 +51,11 @@ FAIR = (
 
 class SglangEngine(ScoredEngine):
     """Qwen3, Llama and the other targets that the built-in engine reads, with DFlash drafters; temperature 0. Trees
-    need dense targets, one rank, and servers without overlap and captured graphs, which all arms then have alike."""
+    need dense targets and servers without overlap, which all arms then have alike."""
 
     name: ClassVar[str] = "sglang"
     samples: ClassVar[bool] = False
+    inspects: ClassVar[tuple[str, ...]] = ("shadow_linear", "dump_rounds")  # no server of trees tells log-probs
     environments: ClassVar[dict[str, Environment]] = {"cuda": SGLANG}
     drafts_in: ClassVar[tuple[str, ...]] = ("bfloat16",)
     own_arguments: ClassVar[tuple[str, ...]] = (
@@ -94,12 +95,18 @@ class SglangEngine(ScoredEngine):
         cls.check_urls(spec, methods)
 
     @classmethod
+    def profiles(cls, method: Method) -> bool:
+        """Only our own plugin tells its rounds."""
+        return isinstance(method, DDTree)
+
+    @classmethod
     def memory_bytes(cls, spec: EngineSpec, method: Method) -> int:
         needed = rank_bytes(spec, dtype_of(spec), method)
         if isinstance(method, DDTree):
             needed += mask_bytes(
                 Settings(method.budget, block_size(spec)), spec.concurrency, text_length(spec, 1 + method.budget)
             )
+            needed += graph_bytes(spec, method)
         return needed
 
     @classmethod
@@ -164,12 +171,24 @@ class SglangEngine(ScoredEngine):
         # and refused where there is none.
         found = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SGLANG_GRPC_PORT": "1"}
         if isinstance(self._method, DDTree):
-            told = Settings(self._method.budget, block_size(self.spec), self._method.chain_seed)
+            rounds = str(self._logs().absolute() / f"rounds-{self._method.arm}.jsonl")  # of requests that ask for them
+            told = Settings(self._method.budget, block_size(self.spec), self._method.chain_seed, rounds)
             found |= told.variables() | {"PYTHONPATH": entry.path(self._logs())}
         return found
 
     def client(self, running: Running) -> StreamingClient:
         return SglangClient(running.http)
+
+    def generate(
+        self, method: Method, request: Request, *, profile: bool = False, inspect: Inspect | None = None
+    ) -> Generation:
+        running = self.serving(method)
+        asked = asking(profile, inspect) if self.profiles(method) else None
+        return self.answered(running, SglangClient(running.http, asked), request)
+
+    def finished(self, chunks: Sequence[Chunk], elapsed_s: float) -> Generation:
+        done, told = super().finished(chunks, elapsed_s), chunks[-1]
+        return looked_into(done, told) if isinstance(told, Traced) else done
 
     async def ready(self, http: Http, model: str) -> bool:
         listed = await http.get("/v1/models")
@@ -192,8 +211,9 @@ class SglangEngine(ScoredEngine):
             raise ServerError(f"the server verifies {width} rows a request, not {wanted}")
         if isinstance(self._method, DDTree) and running.server is not None:
             log = running.server.launch.log.read_text(errors="replace")
-            if len(entry.loaded(log)) < PROCESSES:
-                raise ServerError(f"the plugin is in {len(entry.loaded(log))} of the server's {PROCESSES} processes")
+            loaded, wanted = len(entry.loaded(log)), 1 + self.spec.tp  # the one that serves, and a scheduler a rank
+            if loaded < wanted:
+                raise ServerError(f"the plugin is in {loaded} of the server's {wanted} processes")
         return {
             "dtype": dtype_of(self.spec),
             "sglang_version": str(told["version"]),
@@ -271,6 +291,23 @@ def graph_sizes(most: int) -> list[int]:
     return sorted({size for size in (1, 2, 3, 4, *range(8, most, 8)) if size < most} | {most})
 
 
+def graph_bytes(spec: EngineSpec, method: Method) -> int:
+    """Bytes of the buffers that SGLang makes to capture passes: for every row of the largest batch the logits, a whole
+    text's slots and mask (until the plugin puts its own in their place), and what plain decoding would need."""
+    if dict(spec.args).get("disable_decode_cuda_graph"):
+        return 0
+    target = target_config(resolve(spec.model.target, weights=False))
+    drafter = drafter_config(resolve(spec.model.drafter, weights=False))
+    rows, drafted = (spec.concurrency * width for width in (method.width(drafter.block_size), drafter.block_size))
+    parts = [(rows, target), (drafted, drafter.transformer)]
+    decoding = sum(count * one.heads // spec.tp * KV_SPLITS * (one.head_dim + 1) * 4 for count, one in parts)
+    return (
+        decoding
+        + (rows + drafted) * (8 + 1) * text_length(spec, rows // spec.concurrency)
+        + rows * target.vocabulary * 4
+    )
+
+
 def speculative(spec: EngineSpec, method: Method) -> dict[str, str | int | float | bool]:
     """A method in SGLang's words."""
     return {
@@ -289,8 +326,6 @@ def check_trees(spec: EngineSpec) -> None:
         raise Refusal(f"method=ddtree is not accepted by engine=sglang without engine.args={{{needed}}}, in all arms.")
     if (backend := given.get("attention-backend", "triton")) != "triton":
         raise Refusal(f"engine.args.attention_backend={backend} is not accepted with method=ddtree: triton is.")
-    if spec.tp != 1:
-        raise Refusal(f"tp={spec.tp} is not accepted: method=ddtree runs on one rank of engine=sglang.")
     if spec.urls:
         raise Refusal("engine.url is not accepted with method=ddtree: its servers are started with the plugin.")
     refuse_target(target_config(resolve(spec.model.target, weights=False)).kinds)

@@ -7,6 +7,8 @@ The figures in this project's words:
   chunks; where a slow reader got several steps as one chunk, they are told apart by what the histogram has.
 - `spec_accept_length` is not used. It is `completion_tokens / spec_verify_ct`: the token that the prompt itself gave is
   counted with no step of its own, so it is too high by 1 / steps, and too low after a step that was cut.
+- Requests of DDTREE can ask for their rounds' own figures (`sglang_ddtree.rounds`), which have an order. They are held
+  against the histogram.
 - `stop_token_ids` count for nothing under `ignore_eos`, which is therefore set only for requests without end ids.
 """
 
@@ -14,22 +16,65 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from methods.base import Request
+from methods.base import Generation, Inspect, Inspected, Request, Stages, TreeDump
 from methods.engines.http import Http, ServerError
 from methods.engines.served import Told
+from methods.engines.sglang_ddtree.settings import CHAIN, KEY, STAGES, TREE
+from methods.reference.shadow import shadowed
 from methods.streaming import Chunk
 
 
-def sampling(request: Request) -> dict[str, Any]:
-    """A request in SGLang's words. Only the request's own end ids end it, and they are part of the output."""
+@dataclass(frozen=True)
+class Traced(Told):
+    """What DDTREE tells beside: each round's figures, with what was asked of them."""
+
+    asked: tuple[str, ...] = ()
+    figures: tuple[dict[str, Any], ...] = ()
+
+
+def sampling(request: Request, asked: Sequence[str] | None = None) -> dict[str, Any]:
+    """A request in SGLang's words. Only the request's own end ids end it, and they are part of the output. `asked`:
+    what DDTREE is to tell of its rounds."""
     stops = {"stop_token_ids": list(request.stop_ids)} if request.stop_ids else {"ignore_eos": True}
+    told = {} if asked is None else {"custom_params": {KEY: list(asked)}}
     return {
         "input_ids": list(request.prompt_ids),
-        "sampling_params": {"max_new_tokens": request.max_new_tokens, "temperature": 0.0, **stops},
+        "sampling_params": {"max_new_tokens": request.max_new_tokens, "temperature": 0.0, **stops, **told},
     }
+
+
+def asking(profile: bool, inspect: Inspect | None) -> tuple[str, ...] | None:
+    """What a request has to ask for; None: nothing."""
+    looked = inspect or Inspect()
+    wanted = {STAGES: profile, CHAIN: looked.shadow_linear, TREE: looked.dump_rounds}
+    return tuple(word for word, yes in wanted.items() if yes) or None
+
+
+def looked_into(done: Generation, told: Traced) -> Generation:
+    """An answer with what its rounds' figures say, as the built-in engine would say it."""
+    asked, figures = told.asked, told.figures
+    if len(figures) != len(done.rounds):
+        raise ServerError(f"the server tells of {len(figures)} rounds, but {len(done.rounds)} make the answer")
+    stages = zip([0.0] * 4, *(one[STAGES] for one in figures if STAGES in asked), strict=True)
+    rounds = tuple(Inspected(one["accepted"], tree=_tree(one) if TREE in asked else None) for one in figures)
+    if CHAIN in asked:
+        rounds = shadowed(rounds, [one[CHAIN] for one in figures], done.output_ids)
+    return replace(
+        done,
+        tree_checksum=figures[-1]["checksum"] if figures else 0,
+        stages=Stages(*map(sum, stages)) if STAGES in asked else None,
+        inspected=rounds if {CHAIN, TREE} & set(asked) else None,
+    )
+
+
+def _tree(figures: dict[str, Any]) -> TreeDump:
+    told: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in figures[TREE].items()
+    }
+    return TreeDump(figures["root_at"], **told)
 
 
 def log_probs(own: Sequence[Any], top: Sequence[Any]) -> list[dict[int, float]]:
@@ -44,12 +89,18 @@ class SglangClient:
     """One connection a request; a chunk is what one step emitted, and the last one has the request's figures."""
 
     http: Http
+    asked: tuple[str, ...] | None = None
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         sizes: list[int] = []
-        async with aclosing(self.http.events("/generate", {**sampling(request), "stream": True})) as events:
+        figures: list[dict[str, Any]] = []
+        async with aclosing(self.http.events("/generate", {**sampling(request, self.asked), "stream": True})) as events:
             async for time_s, event in events:
-                yield chunk(event, time_s, sizes)
+                one = chunk(event, time_s, sizes)
+                if self.asked is not None:
+                    figures += filter(None, event["meta_info"].get(KEY) or ())
+                    one = traced(one, self.asked, figures)
+                yield one
 
 
 def chunk(event: Any, time_s: float, sizes: list[int]) -> Chunk:
@@ -76,6 +127,16 @@ def chunk(event: Any, time_s: float, sizes: list[int]) -> Chunk:
         return Told(tokens, time_s, ending["type"], decode_s, accepted, int(told["cached_tokens"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ServerError(f"the server sent an event of another shape: {str(event)[:200]}") from error
+
+
+def traced(one: Chunk, asked: tuple[str, ...], figures: Sequence[dict[str, Any]]) -> Chunk:
+    """A chunk; the last one with what each round's figures say in place of what the histogram leaves open."""
+    if not isinstance(one, Told):
+        return one
+    accepted = tuple(told["accepted"] for told in figures)
+    if sorted(accepted) != sorted(one.accepted):
+        raise ServerError(f"the server counts {len(one.accepted)} verify steps, but tells of others")
+    return Traced(**{**vars(one), "accepted": accepted}, asked=asked, figures=tuple(figures))
 
 
 def steps(sizes: Sequence[int], histogram: Sequence[int]) -> tuple[int, ...]:

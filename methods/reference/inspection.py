@@ -21,6 +21,7 @@ from torch import Tensor
 from methods.base import Inspect, Inspected, OracleCheck, Request, TreeDump
 from methods.reference import sampling
 from methods.reference.reading import read
+from methods.reference.shadow import shadowed
 from methods.reference.target import Target
 from methods.reference.tree import Candidates, Tree, Walk
 
@@ -117,21 +118,10 @@ class Inspector:
         self._root_at += len(tree.path)
 
     def finish(self, output: Sequence[int]) -> tuple[Inspected, ...]:
-        """All rounds, once the output is whole: every method's text is the target's own, so the output itself says
-        how far a round's first choices would have been accepted."""
+        """All rounds, once the output is whole."""
         if not self._inspect.shadow_linear:
             return tuple(self._rounds)
-        return tuple(
-            seen._replace(shadow_accepted=_agreement(chain, output[place:]))
-            for seen, chain, place in zip(self._rounds, self._chains, self._places(), strict=True)
-        )
-
-    def _places(self) -> Iterator[int]:
-        """The output position after each round's root."""
-        place = 1
-        for seen in self._rounds:
-            yield place
-            place += seen.accepted + 1
+        return shadowed(self._rounds, self._chains, output)
 
     def _check(self, tree: TreeDump, choices: Sequence[int]) -> OracleCheck | None:
         assert self._oracle is not None
@@ -158,11 +148,3 @@ class Inspector:
             path=tuple(path),
             bonus=int(verified.choices_n[path[-1]]),
         )
-
-
-def _agreement(chain: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens of a chain the text begins with."""
-    return next(
-        (i for i, (mine, theirs) in enumerate(zip(chain, text, strict=False)) if mine != theirs),
-        min(len(chain), len(text)),
-    )

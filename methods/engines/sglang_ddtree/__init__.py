@@ -1,9 +1,9 @@
-"""DDTree inside SGLang, as an out-of-tree speculative algorithm: dense targets, greedy, one rank, no overlap.
+"""DDTree inside SGLang, as an out-of-tree speculative algorithm: dense targets, greedy, no overlap.
 
 Importing this package imports neither SGLang nor a tensor library: SGLang loads `register` in each of its processes
 through the entry point that `entry` writes, and everything else comes with that: `algorithm` is what SGLang's registry
-knows, `worker` the round between its drafter and its target, `trees` and `commit` what that round computes, and
-`rounds` what is told of it.
+knows, `worker` the round between its drafter and its target, `trees` and `commit` what that round computes, `steps` the
+same on buffers that captured graphs read, `graphs` what is captured, and `rounds` what is told of a round.
 """
 
 from __future__ import annotations

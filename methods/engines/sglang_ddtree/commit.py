@@ -1,6 +1,7 @@
 """From the target's choices to what a round commits: the walk, and every index that SGLang's commit needs.
 
-Static shapes, no host reads. SGLang numbers the rows of a batch through (`b · n + row`); −1 is its word for none.
+Static shapes; nothing is read on the host, and nothing brought from it. SGLang numbers the rows of a batch through
+(`b · n + row`); −1 is its word for none.
 
 Shape letters: b requests, n rows of a tree, d depths of a path (0 … depth limit).
 """
@@ -59,12 +60,12 @@ def walk(trees: Trees, choices_bn: Tensor, depth_limit: int) -> Walks:
     """
     requests, rows = choices_bn.shape
     accepted_bn = trees.valid_bn & (trees.tokens_bn == choices_bn.gather(1, trees.parents_bn))
-    accepted_bn[:, :1] = True
+    accepted_bn[:, :1].fill_(True)
     jump, reach = trees.parents_bn, 1
     while reach <= depth_limit:
         accepted_bn = accepted_bn & accepted_bn.gather(1, jump)
         jump, reach = jump.gather(1, jump), 2 * reach
-    place_bn = torch.where(accepted_bn, trees.depths_bn, depth_limit + 1)  # siblings differ: one row a depth at most
+    place_bn = trees.depths_bn.masked_fill(~accepted_bn, depth_limit + 1)  # siblings differ: one row a depth at most
     index_bn = torch.arange(rows, device=choices_bn.device).expand(requests, -1)
     path_bd = torch.zeros(requests, depth_limit + 2, dtype=torch.int64, device=choices_bn.device)
     return Walks(path_bd.scatter(1, place_bn, index_bn)[:, :-1], accepted_bn.sum(1) - 1)
@@ -81,19 +82,19 @@ def commit(walks: Walks, choices_bn: Tensor, lengths_b: Tensor, slots_bn: Tensor
     requests, rows = choices_bn.shape
     depths = path_bd.shape[1]
     depth_d = torch.arange(depths, device=path_bd.device)
-    on_path_bd = depth_d <= accepted_b[:, None]
+    beyond_bd = depth_d > accepted_b[:, None]
     first_b1 = torch.arange(requests, device=path_bd.device)[:, None] * rows
     emitted_bd = choices_bn.gather(1, path_bd)
     lens_b = accepted_b + 1
     targets_bd = slots_bn[:, :depths].long()
     return Commit(
-        accept_index_bd=torch.where(on_path_bd, first_b1 + path_bd, -1).to(torch.int32),
+        accept_index_bd=(first_b1 + path_bd).masked_fill(beyond_bd, -1).to(torch.int32),
         accept_lens_b=lens_b.to(torch.int32),
-        tokens_bn=torch.nn.functional.pad(torch.where(on_path_bd, emitted_bd, 0), (0, rows - depths)),
+        tokens_bn=torch.nn.functional.pad(emitted_bd.masked_fill(beyond_bd, 0), (0, rows - depths)),
         bonus_b=emitted_bd.gather(1, accepted_b[:, None])[:, 0],
         lengths_b=lengths_b + lens_b.to(lengths_b.dtype),
-        sources_bd=torch.where(on_path_bd, slots_bn.gather(1, path_bd).long(), targets_bd),
+        sources_bd=torch.where(beyond_bd, targets_bd, slots_bn.gather(1, path_bd).long()),
         targets_bd=targets_bd,
-        rows_bd=first_b1 + torch.where(on_path_bd, path_bd, 0),
+        rows_bd=first_b1 + path_bd.masked_fill(beyond_bd, 0),
         positions_bd=lengths_b[:, None] + depth_d,
     )

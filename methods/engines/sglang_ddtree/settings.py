@@ -15,23 +15,23 @@ from typing import Protocol
 from methods.base import Refusal
 
 VARIABLE = "DRAFT_TREE_SGLANG"
+RANKS = (1, 2, 4, 8, 16)  # that hold whole chunks of a vocabulary
 MASK_BYTES = 1  # SGLang's mask: a byte a row and slot
+KEY = "draft_tree"  # under which a request asks for its rounds' figures, and gets them
+STAGES, CHAIN, TREE = "stages", "chain", "tree"  # what it can ask for beside the counts
 
 
 @dataclass(frozen=True)
 class Settings:
     """`budget` non-root nodes and `block_size` positions drafted, root counted, which are no longer one number.
 
-    `rounds` is the file that every finished request's rounds are appended to. `chains` writes the drafter's first
-    choices of each round with them, by which the linear shadow is told, and `trees` the whole trees.
+    `rounds` is the file that the rounds of requests which ask for them are appended to.
     """
 
     budget: int
     block_size: int
     chain_seed: bool = False
     rounds: str | None = None
-    chains: bool = False
-    trees: bool = False
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -89,7 +89,7 @@ def refuse(server: ServerArgs, settings: Settings) -> None:
     """Refuse, by its name, whatever the worker cannot do with these settings of SGLang."""
     wanted = {
         "page_size": (server.page_size, (None, 1), "accepted nodes are moved slot by slot, so 1 is"),
-        "tp_size": (server.tp_size, (1,), "1 is"),
+        "tp_size": (server.tp_size, RANKS, f"{', '.join(map(str, RANKS))} are"),
         "pp_size": (server.pp_size, (1,), "1 is"),
         "dp_size": (server.dp_size, (1,), "1 is"),
         "disable_overlap_schedule": (server.disable_overlap_schedule, (True,), "rounds run one after the other"),
@@ -124,5 +124,5 @@ def refuse_target(layer_types: tuple[str, ...]) -> None:
 
 
 def mask_bytes(settings: Settings, requests: int, context_length: int) -> int:
-    """Bytes of the verify mask that SGLang's Triton backend keeps: every row of every request sees the longest text."""
+    """Bytes of the verify mask: every row of every request sees the longest text and its tree."""
     return requests * settings.width * (context_length + settings.width) * MASK_BYTES

@@ -8,7 +8,7 @@ Shape letters: b requests, n rows of a tree (1 + budget), l draft positions, k c
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ def candidates(logits_rv: Tensor, requests: int, k: int, vocabulary: Vocabulary)
     return Candidates(*(part.unflatten(0, (requests, -1)) for part in found))
 
 
-@lru_cache(maxsize=64)
+@cache  # never dropped: captured graphs read them
 def _pairs(parents: int, ranks: int, budget: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(parent, rank) pairs that can be among the best `budget` of their depth, in tie order: (i + 1)(r + 1) ≤ budget,
     since every pair before it precedes it."""
@@ -82,7 +82,7 @@ def build(found: Candidates, roots_b: Tensor, budget: int, *, chain_seed: bool =
     nodes = order_bm.shape[1]
     places = torch.arange(1, nodes + 1, device=device).expand(requests, -1)
     place_bm = torch.zeros(requests, count + 1, dtype=torch.int64, device=device).scatter(1, order_bm, places)
-    parents_bm = torch.where(parents_bm < 0, count, parents_bm)  # the root stands at the end, at place 0
+    parents_bm = parents_bm.masked_fill(parents_bm < 0, count)  # the root stands at the end, at place 0
     missing = budget - nodes
 
     def column(root: Tensor, nodes_bm: Tensor) -> Tensor:
@@ -140,14 +140,14 @@ def mask(visible_bnn: Tensor, lengths_b: Tensor) -> Tensor:
 class Mask:
     """The custom mask in a buffer of its own size for captured graphs: all True but for the trees themselves.
 
-    `fill` first makes True what the round before wrote, wherever that lay, and then writes this round's trees: b · n²
-    entries, whatever the texts' lengths. Entries beyond the batch's own are never read.
+    `fill` first makes True where the last trees were written, and then writes this round's trees: b · n² entries,
+    whatever the texts' lengths. Entries beyond the batch's own are never read.
     """
 
     def __init__(self, buffer: Tensor, requests: int, rows: int) -> None:
         """Args: `buffer`, 1-dim, bool or uint8, has room for `requests` masks of the longest text."""
         self._buffer = buffer.fill_(True)
-        self._written = torch.zeros(requests, rows, rows, dtype=torch.int64, device=buffer.device)
+        self._first_bn = torch.zeros(requests, rows, dtype=torch.int64, device=buffer.device)  # of each tree's row
         self._column = torch.arange(rows, device=buffer.device)
 
     def fill(self, visible_bnn: Tensor, lengths_b: Tensor) -> Tensor:
@@ -157,9 +157,8 @@ class Mask:
         row_length_b = lengths_b + rows
         begins = torch.nn.functional.pad((row_length_b * rows).cumsum(0), (1, 0))
         first_bn = begins[:-1, None] + self._column * row_length_b[:, None] + lengths_b[:, None]
+        self._buffer.index_fill_(0, (self._first_bn[:, :, None] + self._column).flatten(), 1)
         place_bnn = first_bn[:, :, None] + self._column
-        self._buffer.index_fill_(0, self._written.flatten(), 1)
         self._buffer.index_copy_(0, place_bnn.flatten(), visible_bnn.flatten().to(self._buffer.dtype))
-        self._written[:requests] = place_bnn
-        self._written[requests:] = place_bnn[:1, :1, :1]  # its own root: True anyway
+        self._first_bn[:requests] = first_bn
         return begins
