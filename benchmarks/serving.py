@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.console import Console
@@ -49,7 +49,7 @@ from methods.locate import resolve, stop_ids
 from methods.streaming import StreamingClient, Trace
 from workloads import load, render
 
-ENGINES: dict[str, tuple[type[ScoredEngine], str]] = {
+ENGINES: dict[str, tuple[type[ScoredEngine], Literal["cpu", "cuda"]]] = {
     "sglang": (SglangEngine, "cuda"),
     "vllm": (VllmEngine, "cuda"),
     "vllm-cpu": (VllmEngine, "cpu"),
@@ -246,7 +246,7 @@ def show(found: Sequence[Row], title: str) -> None:
     console.print("milliseconds; stages a round; acceptance: tokens a round, the bonus counted")
 
 
-def main() -> None:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--engine", choices=ENGINES, default="sglang")
     parser.add_argument("--model", default="tiny", help="a built-in pair")
@@ -255,63 +255,70 @@ def main() -> None:
     parser.add_argument("--budgets", default="16,64,256", help="of DDTree's arms; '' for none")
     parser.add_argument("--concurrency", default="1,4,8,16")
     parser.add_argument("--overlap", action="store_true", help="AR and DFlash once more with overlapped scheduling")
-    parser.add_argument("--eager", action="store_true", help="no captured graphs in any arm")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--logs", default=None, help="a folder for the servers' logs")
     parser.add_argument("--args", default="", help="NAME=VALUE,… for every server")
-    options = parser.parse_args()
-    engine, device = ENGINES[options.engine]
-    words = (word.partition("=")[::2] for word in options.args.split(",") if word)
-    given: dict[str, Any] = {name: True if value == "true" else value for name, value in words}
-    sizes = [int(size) for size in options.concurrency.split(",")]
-    model = ModelSpec(options.model, f"builtin:{options.model}/target", f"builtin:{options.model}/drafter")
-    requests = prompts(model, options.tokens)
-    budgets = [int(budget) for budget in options.budgets.split(",") if budget]
-    methods: list[Method] = [Autoregressive(), DFlash(), *map(DDTree, budgets)]
-    if engine is SglangEngine and options.eager:
-        given |= {"disable_decode_cuda_graph": True}
-    common: dict[str, Any] = ALONE if engine is SglangEngine else {}
-    spec = EngineSpec(
+    return parser.parse_args()
+
+
+def start(arms: Sequence[Arm], requests: Sequence[Request], stack: ExitStack) -> dict[str, list[Generation]]:
+    """Start all servers at once, and meanwhile ask the built-in engine."""
+    methods = list(dict.fromkeys(arm.method for arm in arms))
+    for arm in arms:
+        assert arm.engine.spec.logs is not None
+        Path(arm.engine.spec.logs).mkdir(parents=True, exist_ok=True)
+        stack.enter_context(arm.engine)
+    with ThreadPoolExecutor(len(arms)) as pool:  # every server is made for the widest arm
+        opened = [pool.submit(arm.tried, partial(arm.engine.open, [arm.method, *methods])) for arm in arms]
+        built_in = reference(arms[0].engine.spec, methods, requests)
+        for each in opened:
+            each.result()
+    print(f"{sum(not arm.fault for arm in arms)} of {len(arms)} servers are up", flush=True)
+    return built_in
+
+
+def main() -> None:
+    given = options()
+    engine, device = ENGINES[given.engine]
+    words = (word.partition("=")[::2] for word in given.args.split(",") if word)
+    args: dict[str, Any] = {name: True if value == "true" else value for name, value in words}
+    sizes = [int(size) for size in given.concurrency.split(",")]
+    model = ModelSpec(given.model, f"builtin:{given.model}/target", f"builtin:{given.model}/drafter")
+    requests = prompts(model, given.tokens)
+    methods = [Autoregressive(), DFlash(), *(DDTree(int(budget)) for budget in given.budgets.split(",") if budget)]
+    overlapped = EngineSpec(
         model,
-        tp=options.tp,
-        device=device,  # type: ignore[arg-type]
-        dtype=options.dtype,
-        max_length=max(len(request.prompt_ids) for request in requests) + options.tokens,
-        python=options.python,
-        args=tuple({**given, **common}.items()),
+        tp=given.tp,
+        device=device,
+        dtype=given.dtype,
+        max_length=max(len(request.prompt_ids) for request in requests) + given.tokens,
+        python=given.python,
+        args=tuple(args.items()),
         concurrency=max(sizes),
     )
-    engine.check(spec, methods)
+    spec = replace(overlapped, args=tuple({**args, **ALONE}.items())) if engine is SglangEngine else overlapped
+    try:
+        engine.check(spec, methods)
+    except Refusal as refusal:
+        raise SystemExit(str(refusal)) from None
+    named = [(method.arm, method, spec) for method in methods]
+    if given.overlap:
+        named += [(f"{method.arm}+overlap", method, overlapped) for method in methods[:2]]
     with ExitStack() as stack:
-        named = [(method.arm, method, spec) for method in methods]
-        if options.overlap:
-            other = replace(spec, args=tuple(given.items()))
-            named += [(f"{method.arm}+overlap", method, other) for method in methods[:2]]
-        logs = Path(options.logs or stack.enter_context(TemporaryDirectory()))
-        own = [Arm(name, method, engine(replace(its, logs=str(logs / name)))) for name, method, its in named]
-        for arm in own:
-            (logs / arm.name).mkdir(parents=True, exist_ok=True)
-            stack.enter_context(arm.engine)
-        with ThreadPoolExecutor(len(own)) as pool:  # every server is made for the widest arm
-            opened = [pool.submit(arm.tried, partial(arm.engine.open, [arm.method, *methods])) for arm in own]
-            built_in = reference(spec, methods, requests)
-            for each in opened:
-                each.result()
-        if own[0].fault:
-            raise SystemExit(1)
-        print(f"{sum(not arm.fault for arm in own)} of {len(own)} servers are up", flush=True)
+        logs = Path(given.logs or stack.enter_context(TemporaryDirectory()))
+        arms = [Arm(name, method, engine(replace(its, logs=str(logs / name)))) for name, method, its in named]
+        built_in = start(arms, requests, stack)
         where, found = torch.cuda.get_device_name() if device == "cuda" else "CPU", list[Row]()
         for size in sizes:  # a table each, so that what was measured is seen whatever comes after
-            measure(own, requests, size, options.repeats)
-            if own[0].fault:
+            measure(arms, requests, size, given.repeats)
+            if arms[0].fault:
                 raise SystemExit(1)
-            these = rows(own, requests, built_in, size)
-            about = f"{options.engine}, {options.model}, {options.dtype}, tp {options.tp}"
-            show(these, f"{about}, {where}, concurrency {size}")
+            these = rows(arms, requests, built_in, size)
+            show(these, f"{given.engine}, {model.name}, {given.dtype}, tp {given.tp}, {where}, concurrency {size}")
             found += these
-        facts = own[0].engine.describe()
+        facts = arms[0].engine.describe()
     print(json.dumps({"rows": [asdict(row) for row in found], "facts": facts, "device": where}))
 
 
