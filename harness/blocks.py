@@ -8,25 +8,38 @@ Requests whose rounds are looked into follow an arm's last block, while its serv
 Where many requests are in flight (`concurrency`, `request_rate`) a block is one load (`harness.crowd`); the sentinel's
 requests come one by one all the same.
 
-Outputs are scored by AR's server, and so only in its blocks. Until then a request stands in `answered.jsonl`, on disk
-before the next one starts, and joins `requests.jsonl` with its score. What a killed sitting left unscored the next one
-scores.
+Outputs are scored by AR's server, and so only in its blocks, and by it the oracle judges what was left unchecked. Until
+then a request stands in `answered.jsonl`, on disk before the next one starts, and joins `requests.jsonl` with its
+score. What a killed sitting left unscored the next one scores.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.cells import BASELINE
 from harness.crowd import Crowd, load_of
 from harness.questions import Question, Questions
-from harness.records import ANSWERED, KEYS, REQUESTS, Checked, append_line, read_lines
+from harness.records import (
+    ANSWERED,
+    INFINITE_GAP,
+    KEYS,
+    REQUESTS,
+    ROUNDS,
+    Checked,
+    Looked,
+    append_line,
+    fill_gaps,
+    key_of,
+    read_lines,
+)
 from harness.results import Step, Turn
 from harness.sitting import Event
-from methods.base import Engine, Method, Request, Sampling, Score
+from methods.base import Engine, Inspected, Method, Request, Sampling, Score, Unchecked
 
 if TYPE_CHECKING:
     from harness.cell import Worker
@@ -108,14 +121,31 @@ class Scores:
             with answered.with_name(REQUESTS).open("a+b") as file:
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)  # a line that a kill tore
-                done = {_key(line) for line in read_lines(answered.with_name(REQUESTS))}
-                for index, line in enumerate(lines):
-                    if _key(line) not in done:
-                        send(Event("stage", text=f"scoring, request {index + 1} of {len(lines)}"))
-                        reference = baseline.get(_place(line))
-                        match = None if reference is None else reference == line["output_ids"]
-                        score = self._score(line) if self._judges else None
-                        append_line(file, {**line, **vars(Checked.from_score(score, self._tolerance, match))})
+                done = {key_of(line) for line in read_lines(answered.with_name(REQUESTS))}
+                owed = [line for line in lines if key_of(line) not in done]
+                self._check([line for line in owed if "unchecked" in line], answered.with_name(ROUNDS), send)
+                for index, line in enumerate(owed):
+                    send(Event("stage", text=f"scoring, request {index + 1} of {len(owed)}"))
+                    reference = baseline.get(_place(line))
+                    match = None if reference is None else reference == line["output_ids"]
+                    score = self._score(line) if self._judges else None
+                    append_line(file, {**line, **vars(Checked.from_score(score, self._tolerance, match))})
+
+    def _check(self, lines: Sequence[dict[str, Any]], dump: Path, send: Callable[[Event], None]) -> None:
+        """Have the oracle judge the rounds that requests left unchecked: into their lines, and into the dump if any."""
+        gaps: dict[tuple[Any, ...], float] = {}
+        for index, line in enumerate(lines):
+            send(Event("stage", text=f"checking rounds of {line['arm']}, request {index + 1} of {len(lines)}"))
+            text = (*line["prompt_ids"], *line["output_ids"])
+            checks = {
+                place: self._engine.oracle(text, Unchecked(*nodes), self._tolerance)
+                for place, *nodes in line.pop("unchecked")
+            }
+            found = Looked.into([Inspected(0, check) for check in checks.values()])
+            line.update(vars(replace(found, shadow=line["shadow"])))
+            gaps |= {(*key_of(line), place): min(check.max_gap, INFINITE_GAP) for place, check in checks.items()}
+        if gaps and dump.exists():
+            fill_gaps(dump, gaps)
 
     def _score(self, line: dict[str, Any]) -> Score:
         prompt, output = tuple(line["prompt_ids"]), tuple(line["output_ids"])
@@ -123,10 +153,6 @@ class Scores:
             request = Request(line["prompt_id"], prompt, len(output), turn=line["turn"], sampling=self._sampling)
             self._known[prompt, output] = self._engine.score(request, output, self._tolerance)
         return self._known[prompt, output]
-
-
-def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(line[key] for key in KEYS)
 
 
 def _place(line: dict[str, Any]) -> tuple[Any, ...]:

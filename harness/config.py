@@ -308,9 +308,8 @@ def _refuse_inspection(plain: CommandConfig, engine: type[Engine]) -> None:
     for name in INSPECTIONS:
         if not (value := getattr(plain, name)):
             continue
-        if name not in engine.inspects:
-            what = f"offers {' and '.join(engine.inspects)}" if engine.inspects else "cannot look into its rounds"
-            raise Refusal(f"{name}={value} is not accepted: engine={engine.name} {what}.")
+        if not engine.inspects:
+            raise Refusal(f"{name}={value} is not accepted: engine={engine.name} cannot look into its rounds.")
         if plain.concurrency > 1 or plain.request_rate is not None:
             raise Refusal(f"{name}={value} is not accepted with requests in flight together: concurrency=1 is.")
 

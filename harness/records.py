@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from io import BufferedRandom, BufferedWriter
 from pathlib import Path
@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 INFINITE_GAP = 1e308  # JSON has no infinity
 Phase = Literal["warmup", "timed", "sentinel", "profile"]
 REQUESTS, ANSWERED = "requests.jsonl", "answered.jsonl"  # the second: answers whose score is still to come
+ROUNDS = "rounds.jsonl"
 KEYS = ("cell_id", "sitting", "phase", "arm", "prompt_id", "turn", "repeat")
 
 
@@ -125,11 +126,18 @@ class Record:
             "tree_checksum": done.tree_checksum,
             **(vars(self.checked) if self.checked else {}),
             **vars(Looked.into(done.inspected)),
+            **self._unchecked(),
             "peak_mem_bytes": done.peak_mem_bytes,
             "energy_j": self.energy_j,
             "stages": None if done.stages is None else vars(done.stages),
             "started_utc": self.started_utc,
         }
+
+    def _unchecked(self) -> dict[str, Any]:
+        """What an oracle is still to judge, by round; no key of a line in requests.jsonl."""
+        rounds = enumerate(self.generation.inspected or ())
+        left = [(index, *seen.unchecked) for index, seen in rounds if seen.unchecked]
+        return {"unchecked": left} if left else {}
 
     def dumped_rounds(self) -> list[dict[str, Any]]:
         """Its rounds' trees, as lines of rounds.jsonl; none where they were not asked for."""
@@ -154,7 +162,7 @@ class RecordWriter:
 
     def __init__(self, path: Path) -> None:
         self._file: BufferedWriter = path.open("ab")
-        self._rounds = path.with_name("rounds.jsonl")
+        self._rounds = path.with_name(ROUNDS)
 
     def append(self, record: Record) -> None:
         """The record, after its rounds' trees where there are any."""
@@ -175,6 +183,18 @@ def append_line(file: BufferedWriter | BufferedRandom, content: dict[str, Any]) 
     file.write(_line(content))
     file.flush()
     os.fsync(file.fileno())
+
+
+def fill_gaps(dump: Path, gaps: Mapping[tuple[Any, ...], float]) -> None:
+    """Give dumped rounds, named by KEYS and `round`, what an oracle found later. The file is replaced at once."""
+    part = dump.with_name(f".{dump.name}.part")
+    with dump.open("rb") as old, part.open("wb") as new:
+        for line in map(json.loads, (raw for raw in old if raw.endswith(b"\n"))):  # a kill tears the last one
+            gap = gaps.get(tuple(line[key] for key in (*KEYS, "round")), line["oracle_gap"])
+            new.write(_line({**line, "oracle_gap": gap}))
+        new.flush()
+        os.fsync(new.fileno())
+    part.replace(dump)
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -203,6 +223,11 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def key_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What names a request."""
+    return tuple(line[key] for key in KEYS)
 
 
 def sitting_lines(cell_folder: Path, name: str = "requests.jsonl") -> list[dict[str, Any]]:

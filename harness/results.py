@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from harness.cells import BASELINE, Arm, Cell, digest
-from harness.records import ANSWERED, SCHEMA_VERSION, fold, read_json, sitting_lines, write_json
+from harness.records import ANSWERED, REQUESTS, SCHEMA_VERSION, fold, key_of, read_json, sitting_lines, write_json
 from harness.targets import load_class
 from methods.base import Engine, Refusal
 
@@ -26,6 +26,7 @@ LOG_TAIL_LINES = 30
 ORPHANS_S = 10.0
 SAMPLES = 3
 REPLAY = "replay"  # what stands for an arm where AR's text is replayed
+SCORES = "scores"  # and where answers wait for their scores alone
 REPLAYS = "replay.jsonl"
 
 
@@ -267,9 +268,17 @@ class CellFolder:
         done = {(line["prompt_id"], line["turn"]) for line in sitting_lines(self.path, REPLAYS)}
         return [turn for turn in self.turns if turn not in done]
 
+    def owes_scores(self, without: Collection[str] = ()) -> bool:
+        """Whether answers wait for their scores, which AR's server could still give: every sitting gives them first."""
+        if SCORES in without or self.status(self.cell.arms[0]) not in ("pending", "complete"):
+            return False
+        answered, scored = ({key_of(line) for line in sitting_lines(self.path, name)} for name in (ANSWERED, REQUESTS))
+        return not answered <= scored
+
     def owes(self, without: Collection[str] = ()) -> bool:
         """Whether anything is left to do, but for what is given up (`without`)."""
-        return bool(self.pending or self.profile_steps(without) or self.owed_replays(without))
+        steps = self.pending or self.profile_steps(without) or self.owed_replays(without)
+        return bool(steps) or self.owes_scores(without)
 
     def next_sitting(self) -> Path:
         """A fresh folder for a sitting, numbered after those that are there."""

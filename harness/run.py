@@ -27,7 +27,7 @@ from harness.process import Outcome, sit
 from harness.progress import Progress
 from harness.questions import prompts_sha256, turns, workload_of
 from harness.records import sitting_lines
-from harness.results import REPLAY, CellFolder, Lock, log_tail
+from harness.results import REPLAY, SCORES, CellFolder, Lock, log_tail
 from harness.sitting import Event, Sitting
 from harness.targets import load_class
 from harness.tracker import Listener
@@ -79,7 +79,7 @@ def _check(cell: Cell) -> None:
 
 
 class Unprofiled(NamedTuple):
-    """Arms of a cell whose timed requests are done and whose stages could not be timed, or the cell's replay."""
+    """Arms of a cell whose timed requests are done and whose stages could not be timed; or its replay, or scores."""
 
     cell_id: str
     arms: list[str]
@@ -127,9 +127,9 @@ class Runner:
             tracker.close()
 
     def _work(self, folder: CellFolder, title: str, tracker: Listener) -> None:
-        """Sit until every arm of the cell is complete, invalid or failed and has its stages timed, and AR's texts are
-        replayed where that is asked; each sitting settles at least one arm, or gives up timing the stages of one or
-        replaying."""
+        """Sit until every arm of the cell is complete, invalid or failed and has its stages timed, AR's texts are
+        replayed where that is asked, and every answer is scored; each sitting settles at least one arm, or gives up
+        timing the stages of one, replaying or scoring."""
         without: set[str] = set()
         if owing := folder.owes():
             tracker.cell_began(folder.path, sum(line["phase"] == "timed" for line in sitting_lines(folder.path)))
@@ -148,6 +148,9 @@ class Runner:
                 elif folder.owed_replays(without):
                     without.add(REPLAY)
                     self.unprofiled.append(Unprofiled(folder.cell.cell_id, [REPLAY], reason, "budget curve"))
+                elif folder.owes_scores(without):
+                    without.add(SCORES)
+                    self.unprofiled.append(Unprofiled(folder.cell.cell_id, [SCORES], reason, "last scores"))
                 for arm in before:
                     if folder.status(arm) != "pending":
                         tracker.arm_ended(folder.path, arm.name, folder.status(arm))

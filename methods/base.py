@@ -130,13 +130,25 @@ class TreeDump(NamedTuple):
     bonus: int
 
 
+class Unchecked(NamedTuple):
+    """Nodes of a round's tree that an oracle is still to judge, where it is another server: the root as row 0, each
+    row's parent among them, and what the verify pass chose after it."""
+
+    root_at: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    choices: tuple[int, ...]
+
+
 class Inspected(NamedTuple):
-    """What `Inspect` asked of one round; `accepted` is before any cut."""
+    """What `Inspect` asked of one round; `accepted` is before any cut. In place of `oracle`, `unchecked` is what
+    `Engine.oracle` makes it of."""
 
     accepted: int
     oracle: OracleCheck | None = None
     shadow_accepted: int | None = None
     tree: TreeDump | None = None
+    unchecked: Unchecked | None = None
 
 
 @dataclass(frozen=True)
@@ -331,7 +343,7 @@ class Engine(ABC):
     """Runs methods on a target. Life: `check` → constructor → `open` → `generate`* → `close`."""
 
     name: ClassVar[str]
-    inspects: ClassVar[tuple[str, ...]] = ()  # what `generate` can be asked of its rounds, by the settings of `Inspect`
+    inspects: ClassVar[bool] = False  # whether `generate` can look into its rounds
     replays: ClassVar[bool] = False  # whether it has `replay`
     samples: ClassVar[bool] = True  # whether it chooses tokens at temperatures above 0
     crowds: ClassVar[bool] = False  # whether it answers many requests at once; then it is a `methods.streaming.Crowded`
@@ -385,6 +397,10 @@ class Engine(ABC):
     def score(self, request: Request, output_ids: Sequence[int], tolerance: float = 0.0) -> Score:
         """Teacher-force an output through the plain target. `tolerance` (logits) widens the edge of the
         top-k/top-p filters, whose membership rounding can flip as it flips a near tie."""
+
+    def oracle(self, text: Sequence[int], unchecked: Unchecked, tolerance: float) -> OracleCheck:
+        """Judge what `generate` left unchecked of a round of a text, prompt and output."""
+        raise NotImplementedError(f"engine={self.name} leaves no round unchecked")
 
     def replay(self, request: Request, output_ids: Sequence[int], budget: int) -> Replay:
         """Draft at every root of an output, whichever rounds it came in, and find the output in the trees."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from methods.base import (
-    INSPECTIONS,
     Engine,
     Generation,
     Inspect,
@@ -62,7 +61,7 @@ class FakeEngine(Engine):
     """Output token t is a hash of prompt, seed and t."""
 
     name: ClassVar[str] = "fake"
-    inspects: ClassVar[tuple[str, ...]] = INSPECTIONS
+    inspects: ClassVar[bool] = True
     replays: ClassVar[bool] = True
 
     @classmethod
@@ -125,7 +124,7 @@ class BlindEngine(FakeEngine):
     """Cannot look into its rounds or replay a text."""
 
     name: ClassVar[str] = "blind"
-    inspects: ClassVar[tuple[str, ...]] = ()
+    inspects: ClassVar[bool] = False
     replays: ClassVar[bool] = False
 
 

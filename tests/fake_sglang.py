@@ -5,7 +5,7 @@ beside it; the figures of drafting, which no recording has, are as SGLang's sour
 as `ARM:FAULT`, of the server of that arm: `exit` (before it is ready), `die`, `cut`, `500`, `shape`, `abort`, `cached`,
 `retracted`, `few` and `many` (steps of fewer, or more, tokens than the answer), `lie` (another text), `error`,
 `backend` (another attention backend than asked for), `block` (another block size), `crowd` (more requests at once),
-`unloaded` (a process without the plugin), `silent` (no figures of rounds).
+`unloaded` (a process without the plugin), `silent` (no figures of rounds), `choice` (of the deepest node, a wrong one).
 DDTREE's figures are those of a chain, the true tokens up to what the step accepts. `FAKE_MERGED` sends every two steps
 as one chunk.
 """
@@ -50,6 +50,7 @@ def rounds(words: list[str], root: int, root_at: int, accepted: int) -> dict:
             "path": [*range(accepted + 1)],
             "bonus": truth([root], accepted + 1)[-1],
         },
+        "choices": [*map(following, [root, *chain[:-1]]), following(chain[-1]) + (FAULT == "choice")],
     }
     counts = {"root_at": root_at, "drafted": 15, "depths": [1] * 15, "accepted": accepted, "emitted": accepted + 1}
     return {**counts, "checksum": root_at, **{word: more[word] for word in words}}
@@ -107,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/generate" and asked["sampling_params"]["temperature"] == 0.0
         if "return_logprob" in asked:
             assert not DRAFTING
-            return self.whole(200, self.log_probs(asked))
+            return self.whole(200, self.all_log_probs(asked))
         if FAULT == "500":
             return self.whole(500, {"error": {"message": "out of memory"}})
         self.send_response(200)
@@ -116,8 +117,18 @@ class Handler(BaseHTTPRequestHandler):
         with suppress(BrokenPipeError):
             self.stream(asked)
 
+    def all_log_probs(self, asked):
+        if isinstance(asked["input_ids"][0], int):
+            return self.log_probs(asked)
+        beside = asked.get("token_ids_logprob", [[]] * len(asked["input_ids"]))
+        each = [
+            {"input_ids": ids, "token_ids_logprob": own} for ids, own in zip(asked["input_ids"], beside, strict=True)
+        ]
+        return [self.log_probs({**asked, **one}) for one in each]
+
     @staticmethod
     def log_probs(asked):
+        beside = asked.get("token_ids_logprob", [])
         ids, start, top = asked["input_ids"], asked.get("logprob_start_len", -1), asked["top_logprobs_num"]
 
         def row(before, token):
@@ -132,6 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         told = {
             "input_token_logprobs": [[None, ids[start], None], *(row(*pair) for pair in inputs)],
             "input_top_logprobs": [None, *(best(before) for before, _ in inputs)],
+            "input_token_ids_logprobs": [None, *([row(before, token) for token in beside] for before, _ in inputs)],
             "output_token_logprobs": [row(*pair) for pair in outputs],
             "output_top_logprobs": [best(before) for before, _ in outputs],
         }

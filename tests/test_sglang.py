@@ -331,11 +331,30 @@ def test_rounds_that_nobody_looked_into_are_owed(served):
     served.assert_no_process_left()
 
 
+def test_answers_that_nobody_scored_are_owed(served):
+    """A sitting that asks nothing, where an earlier one ended between an arm's last answer and its score."""
+    words = ("engine=served", "model=tiny", "method=ddtree", "budget=20", "repeats=1")
+    args = "engine.args={disable_overlap_schedule:true,disable_decode_cuda_graph:true}"
+    assert served.run(*words, args).returncode == 0
+    file = served.cell / "sittings/0/requests.jsonl"
+    whole = sitting_lines(served.cell)
+    file.write_text(
+        "".join(line for line in file.read_text().splitlines(keepends=True) if '"phase":"profile"' not in line)
+    )
+    assert len(sitting_lines(served.cell)) == len(whole) - 3
+    assert served.run(*words, args).returncode == 0
+    found = sitting_lines(served.cell)
+    assert sorted(map(str, found)) == sorted(map(str, [*whole, *(line for line in found if line["sitting"] == 1)]))
+    assert {line["phase"] for line in found if line["sitting"] == 1} <= {"warmup"}
+    served.assert_no_process_left()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("method=ddtree", "oracle_rate=0.5"), "oracle_rate=0.5 is not accepted: engine=sglang offers shadow_linear"),
         (("method=dflash", "dump_rounds=true"), "cannot look into the rounds of dflash"),
+        (("method=dflash", "oracle_rate=0.5"), "cannot look into the rounds of dflash"),
+        (("method=ddtree", "oracle_rate=0.5", "concurrency=4"), "not accepted with requests in flight together"),
         (("method=ddtree", "dump_rounds=true", "concurrency=4"), "not accepted with requests in flight together"),
     ],
 )

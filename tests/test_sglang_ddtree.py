@@ -236,7 +236,7 @@ class Asking:
 def test_rounds_are_told_to_those_who_ask(tmp_path):
     told = Settings(6, LENGTH + 1, rounds=str(tmp_path / "rounds.jsonl"))
     log = RoundLog(told, torch.device("cpu"))
-    words = {"silent": None, "counts": [], "all": ["stages", "chain", "tree"]}
+    words = {"silent": None, "counts": [], "all": ["stages", "chain", "tree", "choices"]}
     requests = [Asking(name, None if asked is None else {"draft_tree": asked}, []) for name, asked in words.items()]
     log.expect(requests)
     for request in requests:
@@ -251,11 +251,11 @@ def test_rounds_are_told_to_those_who_ask(tmp_path):
         log.begin(requests)
         for _ in range(4):
             log.mark()
-        log.end(trees, walks, done, found)
+        log.end(trees, walks, done, found, chosen)
         for at, request in enumerate(requests):
             request.output_ids += [7] * int(done.accept_lens_b[at])
             sums[at] = tree.checksum(trees.of(at), sums[at])
-        wanted.append((found, trees, walks, done, int(sums[2])))
+        wanted.append((found, trees, walks, done, chosen, int(sums[2])))
     assert requests[0].customized_info is None
     for request in requests[1:]:
         beside = request.customized_info["draft_tree"]
@@ -263,11 +263,12 @@ def test_rounds_are_told_to_those_who_ask(tmp_path):
     rounds = [one for one in beside if one]
     assert requests[1].customized_info["draft_tree"][1].keys() == rounds[0].keys() - {*words["all"]}
     place = 1
-    for one, (found, trees, walks, done, total) in zip(rounds, wanted, strict=True):
+    for one, (found, trees, walks, done, chosen, total) in zip(rounds, wanted, strict=True):
         own = trees.of(2)
         assert beside[place] is one and one["accepted"] == int(walks.accepted_b[2]) == one["emitted"] - 1
         assert one["drafted"] == sum(one["depths"]) == 6 and one["root_at"] == int(done.positions_bd[2, 0])
         assert one["chain"] == found.ids_lk[2, :, 0].tolist() and one["checksum"] == total
+        assert one["choices"] == chosen[2][trees.valid_bn[2]].tolist()
         assert len(one["stages"]) == 4 and min(one["stages"]) >= 0
         assert one["tree"]["tokens"] == own.tokens_n.tolist() and one["tree"]["parents"] == own.parents_n.tolist()
         assert one["tree"]["path"] == walks.path_bd[2, : one["emitted"]].tolist()

@@ -141,6 +141,30 @@ def test_it_decodes_as_the_built_in_engine_does(arm, python, tmp_path):
                 assert engine.score(asked(line), generation.output_ids).max_gap == 0.0
 
 
+def test_ars_server_finds_the_built_in_oracles_nodes_right(python, tmp_path):
+    """Node for node as many, in every round; and one whose choice was another is found."""
+    request = replace(short()[1], max_new_tokens=6)
+    method, inspect = DDTree(6), Inspect(oracle_rate=1.0, tolerance=1e-3)
+    wanted = spec(device="cpu", dtype="float32", python=python, logs=str(tmp_path))
+    trees, plain = sglang_on_cpu.ARGUMENTS, sglang_on_cpu.ARGUMENTS | {"attention_backend": "torch_native"}
+    with CpuEngine(replace(wanted, args=tuple(trees.items()))) as engine:
+        engine.open((method,))
+        generation = engine.generate(method, request, inspect=inspect)
+    with ReferenceEngine(EngineSpec(PAIR, max_length=400)) as engine:
+        engine.open((method,))
+        theirs = engine.generate(method, request, inspect=inspect).inspected
+    text = (*request.prompt_ids, *generation.output_ids)
+    with CpuEngine(replace(wanted, args=tuple(plain.items()))) as engine:
+        engine.open((Autoregressive(),))
+        for mine, right in zip(generation.inspected, theirs, strict=True):
+            found = engine.oracle(text, mine.unchecked, 1e-3)
+            assert found.nodes == right.oracle.nodes and found.max_gap < 1e-3 and not found.disagreements
+        *others, last = mine.unchecked.choices
+        wrong = mine.unchecked._replace(choices=(*others, last + 1))
+        found = engine.oracle(text, wrong, 1e-3)
+        assert found.nodes == right.oracle.nodes and found.disagreements == 1
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_trees_of_a_mixed_batch_are_the_built_in_engines(graphs, python, tmp_path):
     """Requests at once that end at different rounds, text for text and round for round. With graphs the batches of

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from methods.base import INSPECTIONS, Engine, EngineSpec, Generation, Inspect, Method, Refusal, Replay, Request, Score
+from methods.base import Engine, EngineSpec, Generation, Inspect, Method, Refusal, Replay, Request, Score
 from methods.locate import BUILTIN, is_hub_id, resolve
 from methods.reference.config import check_pair, drafter_config, target_config
 from methods.reference.memory import PREFILL_ROWS, rank_bytes
@@ -31,7 +31,7 @@ class ReferenceEngine(Engine):
     2, 4, 8 or 16."""
 
     name: ClassVar[str] = "reference"
-    inspects: ClassVar[tuple[str, ...]] = INSPECTIONS
+    inspects: ClassVar[bool] = True
     replays: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
 

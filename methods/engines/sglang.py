@@ -20,14 +20,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Generation, Inspect, Method, Refusal, Request
+from methods.base import (
+    EngineSpec,
+    Generation,
+    Inspect,
+    Method,
+    OracleCheck,
+    Refusal,
+    Request,
+    Unchecked,
+)
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
+from methods.engines import sglang_oracle
 from methods.engines.environments import SGLANG, Environment
 from methods.engines.http import Http, ServerError
 from methods.engines.scoring import ScoredEngine
 from methods.engines.served import Place, Running, chat_template, is_plain
-from methods.engines.sglang_client import SglangClient, Traced, asking, log_probs, looked_into, sampling
+from methods.engines.sglang_client import SglangClient, Traced, asking, forced, log_probs, looked_into, sampling
 from methods.engines.sglang_ddtree import NAME as TREES
 from methods.engines.sglang_ddtree import entry
 from methods.engines.sglang_ddtree.settings import Settings, mask_bytes, refuse_target
@@ -55,7 +65,7 @@ class SglangEngine(ScoredEngine):
 
     name: ClassVar[str] = "sglang"
     samples: ClassVar[bool] = False
-    inspects: ClassVar[tuple[str, ...]] = ("shadow_linear", "dump_rounds")  # no server of trees tells log-probs
+    inspects: ClassVar[bool] = True
     environments: ClassVar[dict[str, Environment]] = {"cuda": SGLANG}
     drafts_in: ClassVar[tuple[str, ...]] = ("bfloat16",)
     own_arguments: ClassVar[tuple[str, ...]] = (
@@ -184,7 +194,8 @@ class SglangEngine(ScoredEngine):
     ) -> Generation:
         running = self.serving(method)
         asked = asking(profile, inspect) if self.profiles(method) else None
-        return self.answered(running, SglangClient(running.http, asked), request)
+        done = self.answered(running, SglangClient(running.http, asked), request)
+        return sglang_oracle.left(done, request, inspect) if inspect and inspect.oracle_rate else done
 
     def finished(self, chunks: Sequence[Chunk], elapsed_s: float) -> Generation:
         done, told = super().finished(chunks, elapsed_s), chunks[-1]
@@ -242,14 +253,9 @@ class SglangEngine(ScoredEngine):
         return dtype_of(self.spec)
 
     def prompt_log_probs(self, request: Request, output_ids: Sequence[int], top: int) -> list[dict[int, float]]:
-        asked = {
-            "input_ids": [*request.prompt_ids, *output_ids],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
-            "return_logprob": True,
-            "logprob_start_len": len(request.prompt_ids) - 1,
-            "top_logprobs_num": top,
-        }
-        told = self._generated(asked)["meta_info"]
+        text = [*request.prompt_ids, *output_ids]
+        (answer,) = self._generated(forced([text], len(request.prompt_ids) - 1, top))
+        told = answer["meta_info"]
         # Each list begins with the token before the output, of which nothing is told.
         return log_probs(told["input_token_logprobs"][1:], told["input_top_logprobs"][1:])
 
@@ -259,10 +265,14 @@ class SglangEngine(ScoredEngine):
         rows = log_probs(figures["output_token_logprobs"], figures["output_top_logprobs"])
         return tuple(told["output_ids"]), rows[: len(told["output_ids"])]
 
-    def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def oracle(self, text: Sequence[int], unchecked: Unchecked, tolerance: float) -> OracleCheck:
+        asked = sglang_oracle.questions(text, unchecked)
+        answers = [answer for some in asked for answer in self._generated(some)]
+        return sglang_oracle.judged(unchecked, answers, tolerance)
+
+    def _generated(self, asked: dict[str, Any]) -> Any:
         running = self.serving(Autoregressive())
-        told: dict[str, Any] = self.within(running, running.http.post("/generate", asked))
-        return told
+        return self.within(running, running.http.post("/generate", asked))
 
 
 def dtype_of(spec: EngineSpec) -> str:

@@ -19,10 +19,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from methods.base import Generation, Inspect, Inspected, Request, Stages, TreeDump
+from methods.base import Generation, Inspect, Inspected, Request, Stages, TreeDump, Unchecked
 from methods.engines.http import Http, ServerError
 from methods.engines.served import Told
-from methods.engines.sglang_ddtree.settings import CHAIN, KEY, STAGES, TREE
+from methods.engines.sglang_ddtree.settings import CHAIN, CHOICES, KEY, STAGES, TREE
 from methods.reference.shadow import shadowed
 from methods.streaming import Chunk
 
@@ -49,8 +49,21 @@ def sampling(request: Request, asked: Sequence[str] | None = None) -> dict[str, 
 def asking(profile: bool, inspect: Inspect | None) -> tuple[str, ...] | None:
     """What a request has to ask for; None: nothing."""
     looked = inspect or Inspect()
-    wanted = {STAGES: profile, CHAIN: looked.shadow_linear, TREE: looked.dump_rounds}
+    judged = looked.oracle_rate > 0
+    wanted = {STAGES: profile, CHAIN: looked.shadow_linear, TREE: looked.dump_rounds or judged, CHOICES: judged}
     return tuple(word for word, yes in wanted.items() if yes) or None
+
+
+def forced(texts: Sequence[Sequence[int]], start: int, top: int) -> dict[str, Any]:
+    """Texts to be read in one pass each; of the tokens after the one at `start` the log-probs are told, their own and
+    the `top` best in their places."""
+    return {
+        "input_ids": [list(text) for text in texts],
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": start,
+        "top_logprobs_num": top,
+    }
 
 
 def looked_into(done: Generation, told: Traced) -> Generation:
@@ -59,7 +72,14 @@ def looked_into(done: Generation, told: Traced) -> Generation:
     if len(figures) != len(done.rounds):
         raise ServerError(f"the server tells of {len(figures)} rounds, but {len(done.rounds)} make the answer")
     stages = zip([0.0] * 4, *(one[STAGES] for one in figures if STAGES in asked), strict=True)
-    rounds = tuple(Inspected(one["accepted"], tree=_tree(one) if TREE in asked else None) for one in figures)
+    rounds = tuple(
+        Inspected(
+            one["accepted"],
+            tree=_tree(one) if TREE in asked else None,
+            unchecked=_nodes(one) if CHOICES in asked else None,
+        )
+        for one in figures
+    )
     if CHAIN in asked:
         rounds = shadowed(rounds, [one[CHAIN] for one in figures], done.output_ids)
     return replace(
@@ -75,6 +95,11 @@ def _tree(figures: dict[str, Any]) -> TreeDump:
         name: tuple(value) if isinstance(value, list) else value for name, value in figures[TREE].items()
     }
     return TreeDump(figures["root_at"], **told)
+
+
+def _nodes(figures: dict[str, Any]) -> Unchecked:
+    tree = figures[TREE]
+    return Unchecked(figures["root_at"], tuple(tree["tokens"]), tuple(tree["parents"]), tuple(figures[CHOICES]))
 
 
 def log_probs(own: Sequence[Any], top: Sequence[Any]) -> list[dict[int, float]]:

@@ -10,7 +10,6 @@ All of it waits for the device, round for round: nothing that is inspected is a 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from methods.base import Inspect, Inspected, OracleCheck, Request, TreeDump
 from methods.reference import sampling
+from methods.reference.drawn import drawn
 from methods.reference.reading import read
 from methods.reference.shadow import shadowed
 from methods.reference.target import Target
@@ -54,18 +54,13 @@ class Oracle:
             list(read(self._target, tokens, start=self._length, rows=1))
         self._length += len(tokens)
 
-    def check(self, tree: TreeDump, choices: Sequence[int], leaves: Sequence[int]) -> OracleCheck:
-        """Decode the accepted path and those to some leaves. `choices`: what the verify pass chose after each row."""
-        chosen = {0}
-        for row in (tree.path[-1], *leaves):
-            while row not in chosen:
-                chosen.add(row)
-                row = tree.parents[row]
+    def check(self, tree: TreeDump, choices: Sequence[int], rows: Sequence[int]) -> OracleCheck:
+        """Decode the paths that some rows make. `choices`: what the verify pass chose after each row of the tree."""
         with self._own_text(keep=False):
-            gaps = list(self._below(0, tree, choices, chosen))
+            gaps = list(self._below(0, tree, choices, rows))
         return OracleCheck(len(gaps), max(gaps), sum(not gap <= self._tolerance for gap in gaps))
 
-    def _below(self, row: int, tree: TreeDump, choices: Sequence[int], chosen: set[int]) -> Iterator[float]:
+    def _below(self, row: int, tree: TreeDump, choices: Sequence[int], chosen: Sequence[int]) -> Iterator[float]:
         """The gaps of a row and of the chosen rows below it. The text before the row is its ancestors'."""
         target, position = self._target, self._length + tree.depths[row]
         (chunk,) = read(target, tree.tokens[row : row + 1], start=position, rows=1)
@@ -74,7 +69,7 @@ class Oracle:
         logits = target.logits(chunk.hidden_ch)
         yield float(sampling.gaps(logits, choice, place, self._request, target.vocabulary, self._tolerance))
         after = target.snapshot()
-        for child in sorted(chosen):
+        for child in chosen:
             if child and tree.parents[child] == row:
                 target.restore(after)
                 yield from self._below(child, tree, choices, chosen)
@@ -125,14 +120,12 @@ class Inspector:
 
     def _check(self, tree: TreeDump, choices: Sequence[int]) -> OracleCheck | None:
         assert self._oracle is not None
-        request = self._request
-        drawn = random.Random(f"{request.sampling.seed}:{request.prompt_id}:{request.turn}:{len(self._rounds)}")
-        if drawn.random() >= self._inspect.oracle_rate:
+        rows = drawn(self._request, len(self._rounds), self._inspect.oracle_rate, tree, PATHS)
+        if rows is None:
             return None
         self._oracle.extend(self._unread)
         self._unread = []
-        leaves = sorted(set(range(len(tree.tokens))) - set(tree.parents[1:]))
-        return self._oracle.check(tree, choices, drawn.sample(leaves, min(PATHS, len(leaves))))
+        return self._oracle.check(tree, choices, rows)
 
     def _dump(self, verified: Verified) -> TreeDump:
         draft, walk = verified.draft, verified.walk

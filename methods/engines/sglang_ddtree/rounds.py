@@ -1,9 +1,9 @@
 """What is told of a round, to the requests that ask for it: the others pay nothing.
 
 A request asks with `custom_params={"draft_tree": [...]}` among its sampling parameters; the list may name `stages`,
-`chain` and `tree`. The answer's `meta_info` then has `draft_tree`: an entry for each output token, null but for the
-first token of each round, which has the round's figures (SGLang cuts such lists as it cuts the tokens they stand
-beside, so that a streamed chunk has its own rounds). The same figures, with `request`, are a line of the file
+`chain`, `tree` and `choices`. The answer's `meta_info` then has `draft_tree`: an entry for each output token, null but
+for the first token of each round, which has the round's figures (SGLang cuts such lists as it cuts the tokens they
+stand beside, so that a streamed chunk has its own rounds). The same figures, with `request`, are a line of the file
 `Settings.rounds`, since SGLang's OpenAI endpoints leave `meta_info` out. A round's figures are
 
 - `root_at`: the root's position; `drafted`: nodes of its tree, and `depths` of depth 1, 2, …;
@@ -11,7 +11,8 @@ beside, so that a streamed chunk has its own rounds). The same figures, with `re
 - `checksum`: of all the request's trees so far (`methods.reference.tree.checksum`), which the ranks compare;
 - `stages`: seconds of draft, build, verify and commit, of the whole batch;
 - `chain`: the drafter's first choices, by which the linear shadow is told;
-- `tree`: `tokens`, `parents`, `depths` and own `log_probs` of its rows, the root first, accepted `path` and `bonus`.
+- `tree`: `tokens`, `parents`, `depths` and own `log_probs` of its rows, the root first, accepted `path` and `bonus`;
+- `choices`: what the target chose after each of these rows, the rejected ones too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from methods.engines.sglang_ddtree.commit import Commit, Walks
-from methods.engines.sglang_ddtree.settings import CHAIN, KEY, STAGES, TREE, Settings
+from methods.engines.sglang_ddtree.settings import CHAIN, CHOICES, KEY, STAGES, TREE, Settings
 from methods.engines.sglang_ddtree.trees import Trees
 from methods.reference.clock import Clock, Mark
 from methods.reference.parallel import Group
@@ -83,8 +84,8 @@ class RoundLog:
         if self._clock:
             self._marks.append(self._clock.mark())
 
-    def end(self, trees: Trees, walks: Walks, commit: Commit, found: Candidates) -> None:
-        """Tell the round to those who asked."""
+    def end(self, trees: Trees, walks: Walks, commit: Commit, found: Candidates, choices_bn: Tensor) -> None:
+        """Tell the round to those who asked. `choices_bn`: the target's own next token after each row."""
         if not self._asking:
             return
         clock, lines = self._clock, []
@@ -98,6 +99,8 @@ class RoundLog:
                 figures[CHAIN] = found.ids_lk[index, :, 0].tolist()
             if TREE in words:
                 figures[TREE] = _tree(index, trees, walks, commit)
+            if CHOICES in words:
+                figures[CHOICES] = choices_bn[index][trees.valid_bn[index]].tolist()
             told += [figures, *[None] * figures["accepted"]]
             lines.append(json.dumps({"request": request.rid, **figures}) + "\n")
         if self._settings.rounds is not None and self._group.rank == 0:

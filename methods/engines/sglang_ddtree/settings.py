@@ -18,7 +18,7 @@ VARIABLE = "DRAFT_TREE_SGLANG"
 RANKS = (1, 2, 4, 8, 16)  # that hold whole chunks of a vocabulary
 MASK_BYTES = 1  # SGLang's mask: a byte a row and slot
 KEY = "draft_tree"  # under which a request asks for its rounds' figures, and gets them
-STAGES, CHAIN, TREE = "stages", "chain", "tree"  # what it can ask for beside the counts
+STAGES, CHAIN, TREE, CHOICES = "stages", "chain", "tree", "choices"  # what it can ask for beside the counts
 
 
 @dataclass(frozen=True)

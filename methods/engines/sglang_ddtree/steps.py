@@ -115,9 +115,14 @@ class Steps:
 
     def settle(self, logits_rv: Tensor) -> tuple[Walks, Commit]:
         """What is committed, from the target's logits of every row; keys and values have been moved."""
-        torch.argmax(logits_rv, dim=-1, out=self._choices_bn[: self._requests].view(-1))
+        torch.argmax(logits_rv, dim=-1, out=self.choices_bn.view(-1))
         self._run("settle")
         return Walks(*self._first(self._walks, self._requests)), Commit(*self._first(self._done, self._requests))
+
+    @property
+    def choices_bn(self) -> Tensor:
+        """What the target chose after each row, once it is settled."""
+        return self._choices_bn[: self._requests]
 
     @property
     def _size(self) -> int:

@@ -98,7 +98,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             on_publish(lengths_b)
         self._append(done, hidden_rh)
         self._log.mark()
-        self._log.end(trees, walks, done, found)
+        self._log.end(trees, walks, done, found, self._steps.choices_bn)
         return GenerationBatchResult(
             logits_output=None,
             next_token_ids=done.tokens_bn.reshape(-1),
