@@ -59,7 +59,7 @@ def logits_of(trees, generator) -> torch.Tensor:
     return found.flatten(0, 1)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(1, 20), st.booleans(), st.integers(0, 2**16), st.data())
 def test_replayed_steps_are_the_steps_batch_after_batch(budget, chain_seed, seed, data):
     """Batches whose sizes change, filled up to what was captured, or larger than that."""
