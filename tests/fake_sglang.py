@@ -15,25 +15,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))  # servers start without their own folder in it
+
+from fake_serving import Answers, fault_of, following, option, refuse_to_start, truth
 
 STEPS = (0, 3, 1, 15, 2)  # drafted tokens that the verify steps accept, over and over
-
-
-def following(token: int) -> int:
-    """The token after another: the whole model."""
-    return (token * 31 + 7) % 997
-
-
-def truth(prompt: list[int], n: int) -> list[int]:
-    found = [following(prompt[-1])]
-    while len(found) < n:
-        found.append(following(found[-1]))
-    return found
 
 
 def rounds(words: list[str], root: int, root_at: int, accepted: int) -> dict:
@@ -56,13 +47,9 @@ def rounds(words: list[str], root: int, root_at: int, accepted: int) -> dict:
     return {**counts, "checksum": root_at, **{word: more[word] for word in words}}
 
 
-def option(name: str) -> str | None:
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
-
-
 DRAFTING = option("--speculative-algorithm")
 ARM = {None: "autoregressive", "DFLASH": "dflash", "DDTREE": "ddtree"}[DRAFTING]
-FAULT = os.environ.get("FAKE_SGLANG", ":").removeprefix(f"{ARM}:") if ARM in os.environ.get("FAKE_SGLANG", "") else ""
+FAULT = fault_of("FAKE_SGLANG", ARM)
 
 
 def info() -> dict:
@@ -92,12 +79,7 @@ def info() -> dict:
     }
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *words):
-        pass
-
+class Handler(Answers):
     def do_GET(self):
         self.whole(
             200, {"/v1/models": {"data": [{"id": option("--served-model-name")}]}, "/server_info": info()}[self.path]
@@ -111,11 +93,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.whole(200, self.all_log_probs(asked))
         if FAULT == "500":
             return self.whole(500, {"error": {"message": "out of memory"}})
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        with suppress(BrokenPipeError):
-            self.stream(asked)
+        self.streamed(asked)
 
     def all_log_probs(self, asked):
         if isinstance(asked["input_ids"][0], int):
@@ -148,18 +126,6 @@ class Handler(BaseHTTPRequestHandler):
             "output_top_logprobs": [best(before) for before, _ in outputs],
         }
         return {"output_ids": output, "meta_info": told}
-
-    def whole(self, status, content):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def event(self, data: bytes):
-        piece = b"data: " + data + b"\n\n"
-        self.wfile.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
-        self.wfile.flush()
 
     def stream(self, asked):
         how = asked["sampling_params"]
@@ -195,8 +161,7 @@ class Handler(BaseHTTPRequestHandler):
             self.event(json.dumps({"output_ids": piece, "meta_info": told}).encode())
             if index == 1:
                 self.fault()
-        self.event(b"[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
+        self.ended()
 
     @staticmethod
     def told(asked, sent, ending):
@@ -224,11 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         return found
 
     def fault(self):
-        if FAULT == "die":
-            print("RuntimeError: CUDA error: an illegal memory access", flush=True)
-            os._exit(3)
-        if FAULT == "cut":
-            self.connection.shutdown(socket.SHUT_RDWR)
+        self.broken(FAULT)
         if FAULT == "shape":
             self.event(b'{"output_ids": 7}')
         if FAULT == "error":
@@ -243,9 +204,7 @@ def main():
         assert 1 + told["budget"] == int(option("--speculative-num-draft-tokens")) and told["block_size"] == 16
         for pid in (1, 2)[: 1 if FAULT == "unloaded" else 2]:
             print(f"draft-tree plugin: DDTREE registered in process {pid}", flush=True)
-    if FAULT == "exit":
-        print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
-        sys.exit(1)
+    refuse_to_start(FAULT)
     subprocess.Popen(["sleep", "600"], start_new_session=True)  # a worker that leaves the group
     ThreadingHTTPServer(("127.0.0.1", int(option("--port"))), Handler).serve_forever()
 

@@ -11,47 +11,28 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))  # servers start without their own folder in it
+
+from fake_serving import Answers, fault_of, following, option, refuse_to_start, truth
 
 STEP = 4  # tokens a verify step emits
 
 
-def following(token: int) -> int:
-    """The token after another: the whole model."""
-    return (token * 31 + 7) % 997
-
-
-def truth(prompt: list[int], n: int) -> list[int]:
-    found = [following(prompt[-1])]
-    while len(found) < n:
-        found.append(following(found[-1]))
-    return found
-
-
-def option(name: str) -> str | None:
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
-
-
 SPECULATIVE = option("--speculative-config")
 ARM = "dflash" if SPECULATIVE else "autoregressive"
-FAULT = os.environ.get("FAKE_VLLM", ":").removeprefix(f"{ARM}:") if ARM in os.environ.get("FAKE_VLLM", "") else ""
+FAULT = fault_of("FAKE_VLLM", ARM)
 if sys.argv[1:2] != ["-m"] or "pip" in sys.argv:
     FAULT = os.environ.get("FAKE_VLLM", "").rpartition(":")[2]
 ANSWERS = itertools.count()
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *words):
-        pass
-
+class Handler(Answers):
     def do_GET(self):
         if FAULT == "mute":
             time.sleep(600)
@@ -87,11 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         )
         if FAULT == "500":
             return self.whole(500, {"error": {"message": "out of memory"}})
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        with suppress(BrokenPipeError):
-            self.stream(asked)
+        self.streamed(asked)
 
     @staticmethod
     def row(before: int, token: int):
@@ -100,18 +77,6 @@ class Handler(BaseHTTPRequestHandler):
         others = {str(1000 + rank): {"logprob": -8.0, "rank": rank} for rank in range(2, 21)}
         found = {str(token): {"logprob": 0.0 if token == best else -9.0, "rank": 1 if token == best else 21}}
         return found | others | {str(best): {"logprob": 0.0, "rank": 1}}
-
-    def whole(self, status, content):
-        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def event(self, data: bytes):
-        piece = b"data: " + data + b"\n\n"
-        self.wfile.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
-        self.wfile.flush()
 
     def stream(self, asked):
         tokens = truth(asked["prompt"], asked["max_tokens"])
@@ -136,17 +101,12 @@ class Handler(BaseHTTPRequestHandler):
             metrics["speculative_decoding"] = {"per_step_accepted": steps}
         usage = {"prompt_tokens_details": {"cached_tokens": 16 if FAULT == "cached" else 0}}
         self.event(json.dumps({"choices": [], "usage": usage, "metrics": metrics}).encode())
-        self.event(b"[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
+        self.ended()
 
     def fault(self):
         if FAULT == "hang":
             time.sleep(600)
-        if FAULT == "die":
-            print("RuntimeError: CUDA error: an illegal memory access", flush=True)
-            os._exit(3)
-        if FAULT == "cut":
-            self.connection.shutdown(socket.SHUT_RDWR)
+        self.broken(FAULT)
         if FAULT == "garbage":
             self.event(b"{\x00oops")
         if FAULT == "shape":
@@ -183,9 +143,7 @@ def main():
     assert "--no-enable-prefix-caching" in sys.argv
     assert bool(SPECULATIVE) == ("--per-request-spec-decode-metrics" in sys.argv)
     print(f"fake vLLM of {ARM}", flush=True)
-    if FAULT == "exit":
-        print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
-        sys.exit(1)
+    refuse_to_start(FAULT)
     marker = Path("port-was-taken")
     if FAULT == "port" and not marker.exists():
         marker.touch()
