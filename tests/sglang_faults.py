@@ -9,19 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
-
-TESTS = Path(__file__).parent
-
-
-def path(folder: Path) -> str:
-    """What a server's PYTHONPATH has to hold; the plugin's metadata are written below `folder`."""
-    place = folder / "sglang-faults" / "sglang_faults-0.1.dist-info"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-faults\nVersion: 0.1\n")
-    (place / "entry_points.txt").write_text("[sglang.srt.plugins]\nsglang_faults = sglang_faults:register\n")
-    return os.pathsep.join([str(place.parent.absolute()), str(TESTS)])
 
 
 def register() -> None:

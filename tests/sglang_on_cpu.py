@@ -13,23 +13,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-TESTS = Path(__file__).parent
 VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 GRAPHS = "SGLANG_ON_CPU_GRAPHS"
 ARGUMENTS = {"device": "cpu", "disable_overlap_schedule": True, "disable_decode_cuda_graph": True}
-
-
-def path(folder: Path) -> str:
-    """What a server's PYTHONPATH has to hold; the plugin's metadata are written below `folder`."""
-    place = folder / "sglang-on-cpu" / "sglang_on_cpu-0.1.dist-info"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-on-cpu\nVersion: 0.1\n")
-    (place / "entry_points.txt").write_text("[sglang.srt.plugins]\nsglang_on_cpu = sglang_on_cpu:register\n")
-    return os.pathsep.join([str(place.parent.absolute()), str(TESTS)])
 
 
 def register() -> None:

@@ -33,6 +33,7 @@ from methods.engines.environments import SGLANG, Environment
 from methods.engines.served import is_plain
 from methods.engines.sglang import SglangEngine
 from methods.engines.sglang_client import sampling
+from methods.engines.sglang_ddtree import entry
 
 REPOSITORY = Path(__file__).parents[1]
 STORED = REPOSITORY / "results/example/cells/5cf22cd58636/sittings/0/requests.jsonl"
@@ -50,7 +51,10 @@ class CpuEngine(SglangEngine):
 
     def variables(self) -> dict[str, str]:
         own = super().variables()
-        path = [sglang_on_cpu.path(self._logs()), *([own["PYTHONPATH"]] if "PYTHONPATH" in own else [])]
+        path = [
+            entry.plugin(self._logs(), "sglang-on-cpu", "sglang_on_cpu", REPOSITORY / "tests"),
+            *([own["PYTHONPATH"]] if "PYTHONPATH" in own else []),
+        ]
         graphs = {} if dict(self.spec.args).get("disable_decode_cuda_graph") else {sglang_on_cpu.GRAPHS: "1"}
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.spec.tp)))} if self.spec.tp > 1 else {}
         return own | sglang_on_cpu.VARIABLES | {"PYTHONPATH": os.pathsep.join(path)} | graphs | cores

@@ -25,7 +25,7 @@ from methods.engines.sglang_ddtree.settings import (
     refuse_request,
     refuse_target,
 )
-from methods.engines.sglang_ddtree.trees import Mask, build, candidates, mask, positions, visibility
+from methods.engines.sglang_ddtree.trees import Mask, build, candidates, positions, visibility
 from methods.reference import sampling, tree
 from methods.reference.parallel import Group, Vocabulary
 
@@ -41,6 +41,19 @@ def drafts(seed: int, requests: int, k: int, step: float) -> tree.Candidates:
     if step:
         log_probs = (log_probs / step).round() * step
     return tree.Candidates(log_probs, ids)
+
+
+def mask(visible_bnn: torch.Tensor, lengths_b: torch.Tensor) -> torch.Tensor:
+    """SGLang's custom mask: per request [n, length + n] row by row, True where a row may attend, one after the other.
+
+    The definition, by which `Mask` is judged; it reads the lengths on the host.
+    """
+    rows = visible_bnn.shape[1]
+    parts = [
+        torch.cat([visible.new_ones(rows, length), visible], dim=1).flatten()
+        for visible, length in zip(visible_bnn, lengths_b.tolist(), strict=True)
+    ]
+    return torch.cat(parts)
 
 
 shapes = st.tuples(

@@ -13,7 +13,6 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-import sglang_faults
 import sglang_on_cpu
 from fake_world import TESTS
 from sglang_recorder import METHODS, TOKENS, CpuEngine, asked, stored
@@ -29,6 +28,7 @@ from methods.engines.served import Place
 from methods.engines.server import Launch, Server, free_port
 from methods.engines.sglang import SglangEngine
 from methods.engines.sglang_client import SglangClient
+from methods.engines.sglang_ddtree import entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -223,7 +223,8 @@ class FaultyEngine(SglangEngine if ON_GPU else CpuEngine):  # type: ignore[misc]
         own = super().variables()
         if not isinstance(self._method, DDTree):
             return own
-        path = os.pathsep.join([sglang_faults.path(self._logs()), own["PYTHONPATH"]])
+        faults = entry.plugin(self._logs(), "sglang-faults", "sglang_faults", TESTS)
+        path = os.pathsep.join([faults, own["PYTHONPATH"]])
         return own | {"SGLANG_FAULT": self.fault, "PYTHONPATH": path}
 
 

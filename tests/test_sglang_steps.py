@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_sglang_ddtree import mask
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from methods.engines.sglang_ddtree.settings import Settings
 from methods.engines.sglang_ddtree.steps import Head, Shards, Steps
-from methods.engines.sglang_ddtree.trees import mask
 from methods.reference.parallel import Group, Vocabulary
 from methods.reference.sampling import candidates
 from methods.reference.tree import Candidates, build_by_heap

@@ -14,22 +14,23 @@ import methods
 from methods.base import Refusal
 from methods.engines.sglang_ddtree import NAME, TESTED
 
-DISTRIBUTION = "draft_tree_sglang-0.1.dist-info"
-FILES = {
-    "METADATA": "Metadata-Version: 2.1\nName: draft-tree-sglang\nVersion: 0.1\n",
-    "entry_points.txt": "[sglang.srt.plugins]\ndraft_tree = methods.engines.sglang_ddtree:register\n",
-    "RECORD": "",
-}
 LINE = "draft-tree plugin: {name} registered in process {pid}"
 
 
 def path(folder: Path) -> str:
     """Write the metadata below `folder`; what a server's PYTHONPATH has to hold, this project's root with it."""
-    place = folder / "sglang-plugin" / DISTRIBUTION
+    return plugin(folder, "draft-tree-sglang", "methods.engines.sglang_ddtree", Path(methods.__file__).parents[1])
+
+
+def plugin(folder: Path, name: str, module: str, root: Path) -> str:
+    """Write, below `folder`, the metadata of a distribution `name` whose `module`, found in `root`, has `register`;
+    what a server's PYTHONPATH has to hold."""
+    place = folder / name / f"{name.replace('-', '_')}-0.1.dist-info"
     place.mkdir(parents=True, exist_ok=True)
-    for name, text in FILES.items():
-        (place / name).write_text(text)
-    return os.pathsep.join([str(place.parent.absolute()), str(Path(methods.__file__).parents[1].absolute())])
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (place / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name.replace('-', '_')} = {module}:register\n")
+    (place / "RECORD").write_text("")
+    return os.pathsep.join([str(place.parent.absolute()), str(root.absolute())])
 
 
 def check_version(version: str) -> None:

@@ -124,21 +124,9 @@ def visibility(parents_bn: Tensor, depth_limit: int) -> Tensor:
     return visible
 
 
-def mask(visible_bnn: Tensor, lengths_b: Tensor) -> Tensor:
-    """SGLang's custom mask: per request [n, length + n] row by row, True where a row may attend, one after the other.
-
-    The definition: it reads the lengths on the host. `Mask` fills a buffer without.
-    """
-    rows = visible_bnn.shape[1]
-    parts = [
-        torch.cat([visible.new_ones(rows, length), visible], dim=1).flatten()
-        for visible, length in zip(visible_bnn, lengths_b.tolist(), strict=True)
-    ]
-    return torch.cat(parts)
-
-
 class Mask:
-    """The custom mask in a buffer of its own size for captured graphs: all True but for the trees themselves.
+    """SGLang's custom mask in a buffer of its own size for captured graphs: per request [n, length + n] row by row, one
+    after the other, all True but for the trees themselves, where it says what a row may attend to.
 
     `fill` first makes True where the last trees were written, and then writes this round's trees: b · n² entries,
     whatever the texts' lengths. Entries beyond the batch's own are never read.
