@@ -186,8 +186,7 @@ def job_from(config: DictConfig, overrides: Sequence[str] = ()) -> Job:
     engine = load_class(settings.engine_target, Engine, "engine._target_")  # type: ignore[type-abstract]
     if method.adapts and not engine.adapts:
         raise Refusal(f"{method.arm} is not accepted: engine={engine.name} verifies every round at the same width.")
-    if settings.inspect.wanted and not engine.profiles(method):
-        said = next(f"{name}={value}" for name in INSPECTIONS if (value := getattr(plain, name)))
+    if (said := _inspection(plain)) and not engine.profiles(method):
         raise Refusal(f"{said} is not accepted: engine={engine.name} cannot look into the rounds of {method.arm}.")
     return Job(settings, method, _command(plain))
 
@@ -303,15 +302,19 @@ def _cell_settings(plain: CommandConfig) -> CellSettings:
     )
 
 
+def _inspection(plain: CommandConfig) -> str | None:
+    """The first setting by which rounds are looked into, as it was given."""
+    return next((f"{name}={value}" for name in INSPECTIONS if (value := getattr(plain, name))), None)
+
+
 def _refuse_inspection(plain: CommandConfig, engine: type[Engine]) -> None:
     """What an engine cannot tell of its rounds."""
-    for name in INSPECTIONS:
-        if not (value := getattr(plain, name)):
-            continue
-        if not engine.inspects:
-            raise Refusal(f"{name}={value} is not accepted: engine={engine.name} cannot look into its rounds.")
-        if plain.concurrency > 1 or plain.request_rate is not None:
-            raise Refusal(f"{name}={value} is not accepted with requests in flight together: concurrency=1 is.")
+    if (said := _inspection(plain)) is None:
+        return
+    if not engine.inspects:
+        raise Refusal(f"{said} is not accepted: engine={engine.name} cannot look into its rounds.")
+    if plain.concurrency > 1 or plain.request_rate is not None:
+        raise Refusal(f"{said} is not accepted with requests in flight together: concurrency=1 is.")
 
 
 def _refuse_crowds(plain: CommandConfig, engine: type[Engine]) -> None:

@@ -190,7 +190,7 @@ def fill_gaps(dump: Path, gaps: Mapping[tuple[Any, ...], float]) -> None:
     part = dump.with_name(f".{dump.name}.part")
     with dump.open("rb") as old, part.open("wb") as new:
         for line in map(json.loads, (raw for raw in old if raw.endswith(b"\n"))):  # a kill tears the last one
-            gap = gaps.get(tuple(line[key] for key in (*KEYS, "round")), line["oracle_gap"])
+            gap = gaps.get((*key_of(line), line["round"]), line["oracle_gap"])
             new.write(_line({**line, "oracle_gap": gap}))
         new.flush()
         os.fsync(new.fileno())

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,3 +344,14 @@ def chat_template(target: str) -> str:
     files = (folder / name for name in ("tokenizer_config.json", "chat_template.json"))
     told = (json.loads(file.read_text(encoding="utf-8")).get("chat_template") for file in files if file.is_file())
     return next((str(found) for found in told if found), "")
+
+
+def tool_call_parser(target: str, parsers: Mapping[str, str]) -> str | None:
+    """The parser of a target's tool calls, by what its chat template says of them; the first that is found."""
+    template = chat_template(target)
+    return next((parser for words, parser in parsers.items() if words in template), None)
+
+
+def same_model(served: str, wanted: str) -> bool:
+    """Whether what a server says it serves is the model that was asked for, by name or by folder."""
+    return served == wanted or Path(served).resolve() == resolve(wanted, weights=False).resolve()

@@ -16,7 +16,6 @@ The arguments and figures used here have the same names in SGLang 0.5.15, the te
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from methods.autoregressive import Autoregressive
@@ -36,7 +35,7 @@ from methods.engines import sglang_oracle
 from methods.engines.environments import SGLANG, Environment
 from methods.engines.http import Http, ServerError
 from methods.engines.scoring import ScoredEngine
-from methods.engines.served import Place, Running, chat_template, is_plain
+from methods.engines.served import Place, Running, is_plain, same_model, tool_call_parser
 from methods.engines.sglang_client import SglangClient, Traced, asking, forced, log_probs, looked_into, sampling
 from methods.engines.sglang_ddtree import NAME as TREES
 from methods.engines.sglang_ddtree import entry
@@ -138,8 +137,7 @@ class SglangEngine(ScoredEngine):
         self._method, self._widest = method, max(self._widest, method.width(block_size(self.spec)))
         settings = {name: value for name, value in self._settings().items() if name not in MEASURING}
         settings |= {"host": place.host, "port": place.port, "served-model-name": place.name}
-        template = chat_template(self.spec.model.target)
-        if parser := next((parser for words, parser in TOOL_CALLS.items() if words in template), None):
+        if parser := tool_call_parser(self.spec.model.target, TOOL_CALLS):
             settings["tool-call-parser"] = parser
         return ["-m", MODULE, *self._words(settings, method)]
 
@@ -166,7 +164,7 @@ class SglangEngine(ScoredEngine):
 
     def _words(self, settings: dict[str, str | int | float | bool], method: Method) -> list[str]:
         """The settings, with what the user gave in place of them, and what a method adds."""
-        settings = settings | {name.replace("_", "-"): value for name, value in self.spec.args}
+        settings = settings | given(self.spec)
         found = [*words(settings), "--cuda-graph-bs-decode", *map(str, graph_sizes(self.spec.concurrency))]
         if is_plain(method):
             return found
@@ -236,7 +234,7 @@ class SglangEngine(ScoredEngine):
 
     async def attached(self, http: Http, method: Method) -> tuple[str, dict[str, str | int | float]]:
         told, where = await http.get("/server_info"), f"the server at {http.host}:{http.port}"
-        if not _same_folder(str(told["model_path"]), self.spec.model.target):
+        if not same_model(str(told["model_path"]), self.spec.model.target):
             raise Refusal(f"{where} serves {told['model_path']}, not model.target={self.spec.model.target}.")
         drafting = told.get("speculative_algorithm")
         if (drafting or "").upper() != ("" if is_plain(method) else "DFLASH"):
@@ -275,6 +273,11 @@ class SglangEngine(ScoredEngine):
         return self.within(running, running.http.post("/generate", asked))
 
 
+def given(spec: EngineSpec) -> dict[str, str | int | float | bool]:
+    """The user's arguments, by their names on the command line."""
+    return {name.replace("_", "-"): value for name, value in spec.args}
+
+
 def dtype_of(spec: EngineSpec) -> str:
     """The dtype `auto` stands for: the checkpoint's, also where another engine takes float32 for a small model."""
     return spec.dtype if spec.dtype != "auto" else target_config(resolve(spec.model.target, weights=False)).dtype
@@ -304,7 +307,7 @@ def graph_sizes(most: int) -> list[int]:
 def graph_bytes(spec: EngineSpec, method: Method) -> int:
     """Bytes of the buffers that SGLang makes to capture passes: for every row of the largest batch the logits, a whole
     text's slots and mask (until the plugin puts its own in their place), and what plain decoding would need."""
-    if dict(spec.args).get("disable_decode_cuda_graph"):
+    if given(spec).get("disable-decode-cuda-graph"):
         return 0
     target = target_config(resolve(spec.model.target, weights=False))
     drafter = drafter_config(resolve(spec.model.drafter, weights=False))
@@ -329,12 +332,12 @@ def speculative(spec: EngineSpec, method: Method) -> dict[str, str | int | float
 
 def check_trees(spec: EngineSpec) -> None:
     """Refuse, by its name, what the plugin cannot do."""
-    given = {name.replace("_", "-"): value for name, value in spec.args}
-    missing = [name.replace("-", "_") for name in TREES_NEED if given.get(name) is not True]
+    args = given(spec)
+    missing = [name.replace("-", "_") for name in TREES_NEED if args.get(name) is not True]
     if missing:
         needed = ", ".join(f"{name}: true" for name in missing)
         raise Refusal(f"method=ddtree is not accepted by engine=sglang without engine.args={{{needed}}}, in all arms.")
-    if (backend := given.get("attention-backend", "triton")) != "triton":
+    if (backend := args.get("attention-backend", "triton")) != "triton":
         raise Refusal(f"engine.args.attention_backend={backend} is not accepted with method=ddtree: triton is.")
     if spec.urls:
         raise Refusal("engine.url is not accepted with method=ddtree: its servers are started with the plugin.")
@@ -356,7 +359,3 @@ def graphs(told: dict[str, Any]) -> str:
     if decode.get("backend") in (None, "disabled"):
         return "eager"
     return f"captured ({decode['backend']}: {', '.join(map(str, decode['bs']))})"
-
-
-def _same_folder(served: str, wanted: str) -> bool:
-    return served == wanted or Path(served).resolve() == resolve(wanted, weights=False).resolve()

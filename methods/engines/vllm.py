@@ -28,7 +28,7 @@ from methods.engines.environments import VLLM, VLLM_CPU, Environment
 from methods.engines.http import Http, ServerError
 from methods.engines.reference import compute_dtype
 from methods.engines.scoring import ScoredEngine
-from methods.engines.served import Place, Running, Told, chat_template, is_plain
+from methods.engines.served import Place, Running, Told, is_plain, tool_call_parser
 from methods.engines.server import flags
 from methods.engines.vllm_told import alike, configuration, counted, read_back, unlike
 from methods.locate import read_json, resolve
@@ -116,9 +116,7 @@ class VllmEngine(ScoredEngine):
     def deployment(self, method: Method, place: Place) -> list[str]:
         settings = self._settings(method) | {"generation-config": None, "host": place.host, "port": place.port}
         settings["served-model-name"] = place.name
-        template = chat_template(self.spec.model.target)
-        parser = next((parser for words, parser in TOOL_CALLS.items() if words in template), None)
-        if parser:
+        if parser := tool_call_parser(self.spec.model.target, TOOL_CALLS):
             settings |= {"enable-auto-tool-choice": True, "tool-call-parser": parser}
         return ["-m", MODULE, *flags(settings, self.spec.args), *graph_sizes(self.spec)]
 

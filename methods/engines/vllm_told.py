@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from methods.base import EngineSpec, Method, Refusal
 from methods.engines.http import Http, ServerError
 from methods.engines.reference import compute_dtype
-from methods.engines.served import is_plain
-from methods.locate import resolve
+from methods.engines.served import is_plain, same_model
 
 TOLD_FLAGS = "--enable-prompt-tokens-details --enable-per-request-metrics"
 DRAFTS_FLAG = "--per-request-spec-decode-metrics detailed"
@@ -59,7 +57,7 @@ async def read_back(
     """
     where = f"the server at {http.host}:{http.port}"
     (model, *_), metrics = (await http.get("/v1/models"))["data"], await http.text("/metrics")
-    if not _same_model(str(model["root"]), spec.model.target):
+    if not same_model(str(model["root"]), spec.model.target):
         raise Refusal(f"{where} serves {model['root']}, not model.target={spec.model.target}.")
     if (length := int(model["max_model_len"])) < needed:
         raise Refusal(f"{where} has room for {length} tokens: {needed} are needed (--max-model-len).")
@@ -98,7 +96,3 @@ async def _config(spec: EngineSpec, http: Http) -> dict[str, str | int | float]:
 def counted(metrics: str, name: str) -> float:
     """A counter's value over all of its labels, in Prometheus' text."""
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.M))
-
-
-def _same_model(served: str, wanted: str) -> bool:
-    return served == wanted or Path(served).resolve() == resolve(wanted, weights=False).resolve()
