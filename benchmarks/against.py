@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from built_in import requests
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from methods.autoregressive import Autoregressive
 from methods.base import EngineSpec, Method, ModelSpec, Request
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.reference import ReferenceEngine
-from methods.locate import CHECKPOINTS, read_json, resolve, stop_ids
-from workloads import load, render
+from methods.locate import CHECKPOINTS, read_json, resolve
 
 
 @dataclass
@@ -142,10 +142,7 @@ def prompts(model: ModelSpec, real: bool, count: int, tokens: int, context: int)
         vocabulary = read_json(resolve(model.target), "config.json")["vocab_size"]
         drawn = torch.randint(0, vocabulary - 1, (count, context), generator=torch.Generator().manual_seed(0))
         return [Request(f"random-{i}", tuple(row), tokens) for i, row in enumerate(drawn.tolist())]
-    folder = resolve(model.target)
-    tokenizer, stops = AutoTokenizer.from_pretrained(folder), stop_ids(folder)
-    asked = load("smoke").prompts[:count]
-    return [Request(prompt.id, render(tokenizer, prompt), tokens, stops) for prompt in asked]
+    return requests(model, tokens, count)
 
 
 def compare(published: Published, engine: ReferenceEngine, arms: list[Method], asked: list[Request]) -> dict[str, Any]:

@@ -27,25 +27,23 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from built_in import pair, requests
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
-from transformers import AutoTokenizer
 
 from methods.autoregressive import Autoregressive
 from methods.base import EngineSpec, Method, ModelSpec, Request, Sampling
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.reference import ReferenceEngine
-from methods.locate import resolve, stop_ids
 from methods.reference.clock import STAGES, Clock, StageClock
 from methods.reference.decode import Decoder
 from methods.reference.parallel import Group
 from methods.reference.ranks import Rank
 from methods.reference.rounds import Cycle
 from methods.reference.tree import Candidates
-from workloads import load, render
 
 WALKS = (3, 8, 5, 7, 4, 6)  # depths accepted, in turn
 ROUNDS, REPEATS = 20, 4  # rounds on a text before it begins anew, and how often
@@ -271,10 +269,8 @@ def scaling(found: list[tuple[dict[str, Any], list[Row]]]) -> None:
 def gate(methods: Sequence[Method], device: Literal["cpu", "cuda"], dtype: str) -> dict[str, int]:
     """The methods on the built-in pair, in this process: how many tokens they emit, how many of them the target would
     not have chosen, and how many were near ties. A fast round that writes something else is worth nothing."""
-    model = ModelSpec("tiny", "builtin:tiny/target", "builtin:tiny/drafter")
-    folder = resolve(model.target)
-    tokenizer, stops = AutoTokenizer.from_pretrained(folder), stop_ids(folder)
-    asked = [Request(one.id, render(tokenizer, one), 48, stops) for one in load("smoke").prompts[:6]]
+    model = pair("tiny")
+    asked = requests(model, 48, 6)
     length = max(len(request.prompt_ids) for request in asked) + 48
     tokens = wrong = near = 0
     with ReferenceEngine(EngineSpec(model, device=device, dtype=dtype, max_length=length)) as engine:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -29,13 +29,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import torch
+from built_in import pair
+from built_in import requests as prompts
+from meeting import meetings
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer
 
 from harness.load import Answer, ClosedLoop, drive
 from methods.autoregressive import Autoregressive
-from methods.base import EngineSpec, Generation, Method, ModelSpec, Refusal, Request, Round, Stages
+from methods.base import EngineSpec, Generation, Method, Refusal, Request, Stages
 from methods.ddtree import DDTree
 from methods.dflash import DFlash
 from methods.engines.http import ServerError
@@ -45,9 +47,7 @@ from methods.engines.sglang import SglangEngine
 from methods.engines.sglang_client import SglangClient
 from methods.engines.sglang_ddtree.settings import STAGES
 from methods.engines.vllm import VllmEngine
-from methods.locate import resolve, stop_ids
 from methods.streaming import StreamingClient, Trace
-from workloads import load, render
 
 ENGINES: dict[str, tuple[type[ScoredEngine], Literal["cpu", "cuda"]]] = {
     "sglang": (SglangEngine, "cuda"),
@@ -133,21 +133,6 @@ class Arm:
         return found, traces
 
 
-def prompts(model: ModelSpec, tokens: int) -> list[Request]:
-    folder = resolve(model.target)
-    tokenizer, stops = AutoTokenizer.from_pretrained(folder), stop_ids(folder)
-    return [Request(each.id, render(tokenizer, each), tokens, stops) for each in load("smoke").prompts]
-
-
-def starts(generation: Generation) -> Iterator[tuple[int, Round]]:
-    """Each round that was not cut, with its place in the output: the first token is the prompt's own."""
-    place = 1
-    for one in generation.rounds:
-        if not one.cut:
-            yield place, one
-        place += one.emitted
-
-
 class Met(NamedTuple):
     """Rounds of two answers that start at the same place of the same text: as many tokens accepted, or not, since the
     texts part inside the round (two tokens of the target nearly tie) or else the trees held different nodes."""
@@ -158,19 +143,14 @@ class Met(NamedTuple):
 
     @classmethod
     def of(cls, one: Generation, other: Generation) -> Met:
-        pairs = zip(one.output_ids, other.output_ids, strict=False)
-        shorter = min(len(one.output_ids), len(other.output_ids))
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-        theirs, found = dict(starts(other)), [0, 0, 0]
-        for place, a in starts(one):
-            if place <= same and (b := theirs.get(place)):
-                parts = same < min(shorter, place + max(a.accepted, b.accepted) + 1)
-                found[0 if a.accepted == b.accepted else 1 if parts else 2] += 1
+        found = [0, 0, 0]
+        for met in meetings(one, other):
+            found[0 if met.one == met.other else 1 if met.parted else 2] += 1
         return cls(*found)
 
 
 def pooled(generations: Sequence[Generation]) -> float:
-    accepted = [one.accepted for generation in generations for _, one in starts(generation)]
+    accepted = [one.accepted for generation in generations for one in generation.rounds if not one.cut]
     return 1 + statistics.fmean(accepted) if accepted else 1.0
 
 
@@ -285,7 +265,7 @@ def main() -> None:
     words = (word.partition("=")[::2] for word in given.args.split(",") if word)
     args: dict[str, Any] = {name: True if value == "true" else value for name, value in words}
     sizes = [int(size) for size in given.concurrency.split(",")]
-    model = ModelSpec(given.model, f"builtin:{given.model}/target", f"builtin:{given.model}/drafter")
+    model = pair(given.model)
     requests = prompts(model, given.tokens)
     methods = [Autoregressive(), DFlash(), *(DDTree(int(budget)) for budget in given.budgets.split(",") if budget)]
     overlapped = EngineSpec(

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, takewhile
 from multiprocessing.connection import Connection
 
 import pytest
@@ -18,6 +17,7 @@ import torch
 from test_lossless import TYPES, requests
 from transformers import AutoTokenizer
 
+from benchmarks.meeting import meetings
 from methods.autoregressive import Autoregressive
 from methods.base import EngineSpec, Generation, ModelSpec, Request, Sampling
 from methods.ddtree import DDTree
@@ -103,22 +103,9 @@ def test_acceptance_in_bfloat16_is_within_a_hundredth(pair, tp):
     assert split.violations == 0
     for index, method in enumerate(METHODS[1:], start=1):
         pairs = zip(alone.generations, split.generations, strict=True)
-        met = [both for one, other in pairs for both in meeting(one[index], other[index])]
+        met = [both[:2] for one, other in pairs for both in meetings(one[index], other[index])]
         whole = sum(len(row[index].rounds) for row in alone.generations)
         print(f"{pair} {method.arm}: {len(met)} of {whole} rounds, {sum(a == b for a, b in met)} alike")
         assert len(met) >= whole / 2, (method.arm, len(met), whole)
         one, other = (1 + statistics.fmean(accepted) for accepted in zip(*met, strict=True))
         assert abs(other / one - 1) <= 0.01, (method.arm, one, other)
-
-
-def starts(generation: Generation) -> dict[int, int]:
-    """What each round that was not cut accepted, by the output position at which it starts."""
-    places = accumulate((r.emitted for r in generation.rounds), initial=1)
-    return {place: r.accepted for place, r in zip(places, generation.rounds, strict=False) if not r.cut}
-
-
-def meeting(one: Generation, other: Generation) -> list[tuple[int, int]]:
-    """What both accepted in their rounds that start at the same place of the same text."""
-    same = sum(takewhile(bool, (a == b for a, b in zip(one.output_ids, other.output_ids, strict=False))))
-    mine, theirs = starts(one), starts(other)
-    return [(mine[place], theirs[place]) for place in mine.keys() & theirs.keys() if place <= same]

@@ -16,6 +16,7 @@ from methods.base import Generation, Round
 
 @pytest.fixture(scope="module")
 def serving() -> ModuleType:
+    sys.path.append(str(REPOSITORY / "benchmarks"))  # behind all else: it has an analysis.py, too
     spec = importlib.util.spec_from_file_location("serving", REPOSITORY / "benchmarks/serving.py")
     module = sys.modules["serving"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
