@@ -278,7 +278,8 @@ def main() -> None:
         args=tuple(args.items()),
         concurrency=max(sizes),
     )
-    spec = replace(overlapped, args=tuple({**args, **ALONE}.items())) if engine is SglangEngine else overlapped
+    alone = ALONE if issubclass(engine, SglangEngine) else {}
+    spec = replace(overlapped, args=tuple({**args, **alone}.items()))
     try:
         engine.check(spec, methods)
     except Refusal as refusal:

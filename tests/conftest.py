@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from fake_world import FakeWorld
+from fake_world import REPOSITORY, FakeWorld
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # files are shared out over the cores already
 
@@ -14,3 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # files are shared out over the c
 @pytest.fixture
 def world(tmp_path: Path) -> FakeWorld:
     return FakeWorld.make(tmp_path / "world")
+
+
+@pytest.fixture(scope="module")
+def serving() -> ModuleType:
+    """`benchmarks/serving.py`."""
+    sys.path.append(str(REPOSITORY / "benchmarks"))  # behind all else: it has an analysis.py, too
+    spec = importlib.util.spec_from_file_location("serving", REPOSITORY / "benchmarks/serving.py")
+    module = sys.modules["serving"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

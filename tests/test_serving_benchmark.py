@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from dataclasses import replace
-from types import ModuleType
 
-import pytest
-from fake_world import REPOSITORY, TESTS
+from fake_world import TESTS
 
 from methods.base import Generation, Round
-
-
-@pytest.fixture(scope="module")
-def serving() -> ModuleType:
-    sys.path.append(str(REPOSITORY / "benchmarks"))  # behind all else: it has an analysis.py, too
-    spec = importlib.util.spec_from_file_location("serving", REPOSITORY / "benchmarks/serving.py")
-    module = sys.modules["serving"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def generation(text: str, *accepted: int) -> Generation:
