@@ -118,7 +118,7 @@ class Stack:
     ) -> Tensor:
         """Several rows; the products by `narrow` where it takes them, or by cuBLAS."""
         n = len(x)
-        few, some = (not cublas and products.narrow_pays(n, parts_) for parts_ in (1, 4))
+        few, some = (not cublas and products.narrow_pays(n, split) for split in (False, True))
         qkv, query, attended, delta, gate_up, active = spare
         normed = x
         pending: Tensor | None = None
@@ -132,7 +132,7 @@ class Stack:
             if "attention" in parts:
                 attended = attention.attention(query, self.cache[index], self.start, words)
             if "products" in parts:
-                delta = products.narrow(attended, w.out, parts=4) if some else F.linear(attended, w.out)
+                delta = products.narrow(attended, w.out, split=True) if some else F.linear(attended, w.out)
             if "rest" in parts:
                 x, normed = layers.add_norm(x, delta, w.norm, EPS)
             if "products" in parts:
@@ -143,7 +143,7 @@ class Stack:
             if "rest" in parts and not few:
                 active = layers.silu_mul(gate_up)
             if "products" in parts:
-                delta = products.narrow(active, w.down, parts=4) if some else F.linear(active, w.down)
+                delta = products.narrow(active, w.down, split=True) if some else F.linear(active, w.down)
             pending = delta
         if "rest" in parts:
             _, normed = layers.add_norm(x, pending, self.layers[0].norm, EPS)
@@ -179,16 +179,16 @@ def single_kernels(stack: Stack, copied: float, rate: float) -> list[dict[str, o
         weights = [stack.head] if name == "head" else [getattr(w, name) for w in some]
         outputs, inner = weights[0].shape
         for n in (1, 17, 65):
-            x, silu, parts = made(n, inner), name == "gate_up", 4 if name in ("out", "down") else 1
+            x, silu, split = made(n, inner), name == "gate_up", name in ("out", "down")
             size = weights[0].nbytes
             work = 2.0 * n * outputs * inner
             note(f"{name} cuBLAS", n, seconds([partial(F.linear, x, w) for w in weights]), size, work)
             if n == 1:
                 calls: list[Callable[[], Tensor]] = [partial(products.gemv, x, w, silu=silu) for w in weights]
-            elif not products.narrow_pays(n, parts):
+            elif not products.narrow_pays(n, split):
                 continue
             else:
-                calls = [partial(products.narrow, x, w, silu=silu, parts=parts) for w in weights]
+                calls = [partial(products.narrow, x, w, silu=silu, split=split) for w in weights]
             note(f"{name} {'gemv' if n == 1 else 'narrow'}", n, seconds(calls), size, work)
     context, norm = int(stack.start), stack.layers[0].norm
     for n in WIDTHS:

@@ -280,16 +280,36 @@ def test_gemv_and_what_stands_around_it(outputs, inner, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 17, 65])
 @pytest.mark.parametrize("outputs, inner", PRODUCTS)
-def test_narrow(n, outputs, inner, dtype):
+def test_narrow(n, outputs, inner, dtype, monkeypatch):
     x, weight = made(n, inner, dtype=dtype), made(outputs, inner, seed=1, dtype=dtype) * inner**-0.5
     exact = x.double() @ weight.double().T
     close(products.narrow(x, weight), exact)
-    parts = products.narrow(x, weight, parts=4)
-    assert parts.dtype == torch.float32
-    close(parts.sum(0).to(dtype), exact)
+    tiles = -(-outputs // products.PANEL_ROWS)
+    for wanted in (2, 3, 4):  # so many programs find a place each
+        monkeypatch.setattr(products, "multiprocessors", lambda device, places=wanted * tiles: places)
+        found = products.narrow(x, weight, split=True)
+        if found.dim() == 3:
+            assert found.dtype == torch.float32 and len(found) <= wanted
+            found = found.sum(0).to(dtype)
+        else:
+            assert inner < 1000  # too short to be shared
+        close(found, exact)
     half = weight[: outputs // 2 * 2]
     gate, up = (x.double() @ half.double().T).chunk(2, -1)
     close(products.narrow(x, half, silu=True), F.silu(gate) * up, 2)
+
+
+def test_shares_fill_an_h200_and_fit_every_gpu():
+    def shares(outputs, inner, rows, places=132, room=224 * 1024):
+        return products.shares(outputs, inner, rows, torch.bfloat16, places, room)
+
+    for rows in (16, 64, 80):  # what was fastest of all there, by its hidden size
+        assert shares(4096, 12288, rows) == (2, (64, 128, 4, 5)) and shares(5120, 17408, rows) == (3, (64, 64, 4, 5))
+    for places, room in ((1, 96 * 1024), (30, 96 * 1024), (108, 160 * 1024), (170, 96 * 1024), (148, 224 * 1024)):
+        for outputs, inner in ((64, 64), (256, 1024), (2560, 9728), (4096, 1024), (5120, 6144), (8192, 28672)):
+            parts, panel = shares(outputs, inner, 80, places, room)
+            assert 1 <= parts <= 4 and panel.columns * parts < inner + panel.columns
+            assert 2 * panel.stages * panel.columns * (panel.rows + 80) <= room
 
 
 @pytest.mark.parametrize("n", [1, 17])

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 CHAINED = True
-ROOMY = 160 * 1024  # bytes of shared memory of one program, from which deeper pipelines fit
+ROOMY = 156 * 1024  # bytes of shared memory of one program, from which deeper pipelines fit
+COMMON, RESERVED = 99 * 1024, 3 * 1024  # what any GPU has; what is left to barriers and to the system
 
 
 @functools.cache
@@ -27,9 +28,14 @@ def multiprocessors(device: torch.device) -> int:
 @functools.cache
 def roomy(device: torch.device) -> bool:
     """Whether a program may have more shared memory than the 99 KiB of a consumer GPU."""
-    if device.type != "cuda":
-        return False
-    return bool(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= ROOMY)
+    return shared_memory(device) >= ROOMY
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program can have on this machine."""
+    found = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return int(getattr(found, "shared_memory_per_block_optin", COMMON)) - RESERVED
 
 
 @functools.cache

@@ -9,6 +9,8 @@ Shape letters: n rows, k inner dimension, o output columns, p parts of a product
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,9 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from methods.reference.kernels.launch import chain, ready, roomy
+from methods.reference.kernels.launch import chain, multiprocessors, ready, roomy, shared_memory
 
 NARROW_ROWS = 80  # the most rows `narrow` takes
+PANEL_ROWS = 64  # of the weight that a program of `narrow` takes
+MOST_PARTS = 4
+STAGES = 5  # panels on their way at most
+PLENTY = 4 * 2 * 128 * (PANEL_ROWS + NARROW_ROWS)  # bytes of shared memory for four of the largest panels
 
 
 class Strip(NamedTuple):
@@ -47,16 +53,36 @@ def strip(inner: int, normed: bool, silu: bool) -> Strip:
     return Strip(rows // 2 if silu and inner > columns else rows, columns, warps)  # twice the registers in a loop
 
 
-def panel(inner: int, wide: int, silu: bool, parts: int, dtype: torch.dtype, deep: bool) -> Panel:
-    """The panel for so many columns and rows of x. `deep` says that shared memory is plentiful: then a multiprocessor
-    holds two programs of a product in parts."""
+def panel(inner: int, silu: bool, dtype: torch.dtype, deep: bool) -> Panel:
+    """The panel of a whole product; `deep` says that shared memory is plentiful."""
     columns = 32 if dtype == torch.float32 else 128 if deep and not silu else 64
-    return Panel(64, min(columns, triton.next_power_of_2(inner)), 4, 3 if deep and parts > 1 and wide > 32 else 4)
+    return Panel(PANEL_ROWS, min(columns, triton.next_power_of_2(inner)), 4, 4)
 
 
-def narrow_pays(n: int, parts: int) -> bool:
-    """Whether `narrow` is faster than cuBLAS: always for few rows, for some more where the product is in parts."""
-    return n <= (NARROW_ROWS if parts > 1 else 48)
+@functools.cache
+def shares(outputs: int, inner: int, rows: int, dtype: torch.dtype, places: int, room: int) -> tuple[int, Panel]:
+    """In how many parts a product of so many rows is split over k, and the panel of a part.
+
+    What counts is that all multiprocessors (`places`) are at work until the end: the fewest parts that fill them best,
+    with one program on each, or two. Each program gets its part of a multiprocessor's shared memory (`room` bytes).
+    """
+    tiles, found = triton.cdiv(outputs, PANEL_ROWS), []
+    for together in (1, 2):
+        columns = 32 if dtype == torch.float32 else 128 if together == 1 and room >= PLENTY else 64
+        columns = min(columns, triton.next_power_of_2(inner))
+        stages = min(STAGES, room // together // ((PANEL_ROWS + rows) * columns * dtype.itemsize))
+        for parts in range(1, min(MOST_PARTS, triton.cdiv(inner, columns)) + 1):
+            waves = tiles * parts / (together * places)
+            busy = round(waves / math.ceil(waves), 2)
+            if stages > 2 or together == 1:
+                found.append((busy, -parts, together, Panel(PANEL_ROWS, columns, 4, max(2, stages))))
+    _, parts, _, best = max(found)
+    return -parts, best
+
+
+def narrow_pays(n: int, split: bool) -> bool:
+    """Whether `narrow` is faster than cuBLAS: always for few rows, for some more where the product may be in parts."""
+    return n <= (NARROW_ROWS if split else 48)
 
 
 def gemv(
@@ -91,26 +117,32 @@ def gemv(
     return out_1o
 
 
-def narrow(x_nk: Tensor, weight_ok: Tensor, *, silu: bool = False, parts: int = 1) -> Tensor:
+def narrow(x_nk: Tensor, weight_ok: Tensor, *, silu: bool = False, split: bool = False) -> Tensor:
     """At most `NARROW_ROWS` rows times a weight, accumulated in float32.
 
     Args:
         silu: as in `gemv`.
-        parts: programs that share the inner dimension (a power of two); their sums are left apart where there are
-            several, for `layers.add_norm` to add. Not with `silu`.
+        split: programs may share the inner dimension; where they do, their sums are left apart for
+            `layers.add_norm` to add. Not with `silu`.
 
     Returns:
-        [n, o] in x's dtype ([n, o / 2] with `silu`), or, for several parts, float32 [p, n, o].
+        [n, o] in x's dtype ([n, o / 2] with `silu`), or, in several parts, float32 [p, n, o].
     """
     (n, inner), x_nk = x_nk.shape, x_nk.contiguous()
     outputs = len(weight_ok) // 2 if silu else len(weight_ok)
-    wide = min(max(16, triton.next_power_of_2(n)), 64)
-    rows, columns, warps, stages = panel(inner, wide, silu, parts, x_nk.dtype, roomy(x_nk.device))
+    wide, device = min(max(16, triton.next_power_of_2(n)), 64), x_nk.device
+    more, parts = 16 if n > wide else 0, 1
+    if split:
+        places, room = multiprocessors(device), shared_memory(device)
+        parts, own = shares(outputs, inner, wide + more, x_nk.dtype, places, room)
+    else:
+        own = panel(inner, silu, x_nk.dtype, roomy(device))
+    rows, columns, warps, stages = own
     shape, dtype = ((n, outputs), x_nk.dtype) if parts == 1 else ((parts, n, outputs), torch.float32)
     out = torch.empty(shape, dtype=dtype, device=x_nk.device)
     _narrow[(triton.cdiv(outputs, rows), parts)](
         x_nk, weight_ok, out, n, outputs, K=inner, PARTS=parts, ROWS=rows, COLUMNS=columns, WIDE=wide,
-        MORE=16 if n > wide else 0, SILU=silu, PRECISION="ieee" if x_nk.dtype == torch.float32 else "tf32",
+        MORE=more, SILU=silu, PRECISION="ieee" if x_nk.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages, **(chain(x_nk.device) if not silu else {"CHAIN": False}),
     )  # fmt: skip
     return out

@@ -29,8 +29,6 @@ from methods.reference.parallel import Group
 if TYPE_CHECKING:
     from methods.reference.target import Layer
 
-PARTS = 4  # of a product whose sums the next norm adds up
-
 
 @dataclass(frozen=True)
 class Spot(Place):
@@ -196,12 +194,15 @@ class Stack:
         """x times a weight's transpose, [n, o]."""
         if len(x_nk) == 1:
             return products.gemv(x_nk, weight_ok)
-        return products.narrow(x_nk, weight_ok) if products.narrow_pays(len(x_nk), 1) else F.linear(x_nk, weight_ok)
+        if products.narrow_pays(len(x_nk), split=False):
+            return products.narrow(x_nk, weight_ok)
+        return F.linear(x_nk, weight_ok)
 
     def _part(self, x_nk: Tensor, weight_hk: Tensor) -> Tensor:
         """What a block adds on this rank, possibly in parts, for the next norm to add."""
-        if products.narrow_pays(len(x_nk), PARTS) and self._group.takes_parts(len(x_nk), len(weight_hk), x_nk.dtype):
-            return products.narrow(x_nk, weight_hk, parts=PARTS)
+        splits = self._group.takes_parts(len(x_nk), len(weight_hk), x_nk.dtype)
+        if splits and products.narrow_pays(len(x_nk), split=True):
+            return products.narrow(x_nk, weight_hk, split=True)
         return self.product(x_nk, weight_hk)
 
     def _grown(self, x_1h: Tensor, y_1k: Tensor, weight_hk: Tensor) -> Tensor:
@@ -218,6 +219,6 @@ def activated(x_nh: Tensor, gate_up: Tensor) -> Tensor:
     """silu(gate) · up, [n, w]."""
     if len(x_nh) == 1:
         return products.gemv(x_nh, gate_up, silu=True)
-    if products.narrow_pays(len(x_nh), 1):
+    if products.narrow_pays(len(x_nh), split=False):
         return products.narrow(x_nh, gate_up, silu=True)
     return layers.silu_mul(F.linear(x_nh, gate_up))
