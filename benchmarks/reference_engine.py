@@ -299,7 +299,11 @@ def work(rank: int, tp: int, options: argparse.Namespace, port: int, found: Any)
     ids = torch.randint(0, decoder.target.config.vocabulary - 1, (options.context,), generator=generator).tolist()
     request = Request("benchmark", tuple(ids), ROUNDS * 17 + 17)
     with torch.inference_mode():
-        rows = [measure(decoder, method, request, bandwidth, rate) for method in methods]
+        rows = []
+        for method in methods:
+            rows.append(measure(decoder, method, request, bandwidth, rate))
+            if rank == 0:  # so that what was measured is seen whatever comes after
+                print(f"tp {tp} {method.arm}: {rows[-1].round:.2f} ms a round, floor {rows[-1].floor:.2f}", flush=True)
     if rank == 0:
         facts = {"model": options.model, "tp": tp, "context": options.context, "dtype": options.dtype}
         facts |= {"gpu": torch.cuda.get_device_name(), "bandwidth_bytes_per_s": bandwidth, "operations_per_s": rate}

@@ -6,12 +6,13 @@
 The built-in pair's smoke prompts are answered by every arm at every concurrency, the arms in turn and in another order
 each time, so that a drifting machine meets all of them; an idle server launches nothing. `tokens/s` is all output
 tokens over the time from the first request to the last token, `TPOT` the median over requests; both the median over the
-repetitions. The acceptance length is pooled over uncut rounds, beside the built-in engine's in the same dtype. `same
-rounds`: of the rounds that start at the same place of the same text as one of the built-in engine's, the share that
-accepted as many tokens; of the `others` the texts part inside the round, or the trees differ. `violations`: tokens that
-AR's own server would not have chosen, by more than its tolerance. Stage times are of a pass of their own, and of a
-whole batch. With `--overlap` AR and DFlash stand there once more with SGLang's overlapped scheduling, which trees do
-without. An arm that fails is left out, and why is said. The last line is JSON.
+repetitions. The acceptance length is pooled over uncut rounds, beside the built-in engine's in the same dtype, whose
+tokens/s are those of the same requests one at a time. `same rounds`: of the rounds that start at the same place of the
+same text as one of the built-in engine's, the share that accepted as many tokens; of the `others` the texts part
+inside the round, or the trees differ. `violations`: tokens that AR's own server would not have chosen, by more than its
+tolerance. Stage times are of a pass of their own, and of a whole batch. With `--overlap` AR and DFlash stand there once
+more with SGLang's overlapped scheduling, which trees do without. An arm that fails is left out, and why is said. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Row:
     acceptance: float
     speedup: float
     built_in: float
+    built_in_per_s: float
     met: Met
     violations: int
     stages: Stages | None
@@ -186,6 +188,7 @@ def rows(
                 acceptance=pooled([answer for _, answer in answers]),
                 speedup=speed / base,
                 built_in=pooled([own[place] for place, _ in answers]),
+                built_in_per_s=sum(len(one.output_ids) for one in own) / sum(one.ttft_s + one.decode_s for one in own),
                 met=Met(*map(sum, zip(*(Met.of(answer, own[place]) for place, answer in answers), strict=True))),
                 violations=sum(wrong(place, answer.output_ids) for place, answer in answers),
                 stages=arm.stages.get(concurrency),
@@ -194,19 +197,24 @@ def rows(
     return found
 
 
-def reference(spec: EngineSpec, methods: Sequence[Method], requests: Sequence[Request]) -> dict[str, list[Generation]]:
-    """The built-in engine's answers of the same requests, in the same dtype on the same device."""
-    plain = EngineSpec(spec.model, device=spec.device, dtype=spec.dtype, max_length=spec.max_length)
-    with ReferenceEngine(plain) as engine:
-        engine.open(methods)
-        return {method.arm: [engine.generate(method, request) for request in requests] for method in methods}
+def reference(spec: EngineSpec) -> ReferenceEngine:
+    """The built-in engine, in the same dtype on the same device."""
+    return ReferenceEngine(EngineSpec(spec.model, device=spec.device, dtype=spec.dtype, max_length=spec.max_length))
 
 
 def show(found: Sequence[Row], title: str) -> None:
-    table = Table("arm", "tokens/s", "÷ AR", "TPOT", "acceptance", "built-in's", "same rounds", "others", "violations")
-    for name in ("draft", "build", "verify", "commit"):
-        table.add_column(name)
-    table.title = title
+    told = (
+        "tokens/s",
+        "÷ AR",
+        "TPOT",
+        "acceptance",
+        "built-in's",
+        "its tokens/s",
+        "same rounds",
+        "others",
+        "violations",
+    )
+    table = Table("arm", *told, "draft", "build", "verify", "commit", title=title)
     for row in found:
         stages = list(asdict(row.stages).values()) if row.stages else []
         table.add_row(
@@ -216,12 +224,13 @@ def show(found: Sequence[Row], title: str) -> None:
             f"{row.tpot_ms:.2f}",
             f"{row.acceptance:.2f}",
             f"{row.built_in:.2f}",
+            f"{row.built_in_per_s:.0f}",
             f"{row.met.alike / sum(row.met):.1%} of {sum(row.met)}" if sum(row.met) else "–",
             f"{row.met.parted}, {row.met.other_tree}",
             str(row.violations),
             *([f"{ms:.2f}" for ms in stages] or ["–"] * 4),
         )
-    console = Console(width=170)
+    console = Console(width=180)
     console.print(table)
     console.print("milliseconds; stages a round; acceptance: tokens a round, the bonus counted")
 
@@ -244,19 +253,22 @@ def options() -> argparse.Namespace:
 
 
 def start(arms: Sequence[Arm], requests: Sequence[Request], stack: ExitStack) -> dict[str, list[Generation]]:
-    """Start all servers at once, and meanwhile ask the built-in engine."""
+    """Start all servers at once, and ask the built-in engine, to warm it and again when nothing starts any more."""
     methods = list(dict.fromkeys(arm.method for arm in arms))
     for arm in arms:
         assert arm.engine.spec.logs is not None
         Path(arm.engine.spec.logs).mkdir(parents=True, exist_ok=True)
         stack.enter_context(arm.engine)
-    with ThreadPoolExecutor(len(arms)) as pool:  # every server is made for the widest arm
+    with ThreadPoolExecutor(len(arms)) as pool, reference(arms[0].engine.spec) as built_in:
+        # every server is made for the widest arm
         opened = [pool.submit(arm.tried, partial(arm.engine.open, [arm.method, *methods])) for arm in arms]
-        built_in = reference(arms[0].engine.spec, methods, requests)
-        for each in opened:
-            each.result()
+        built_in.open(methods)
+        for _ in range(2):
+            answers = {each.arm: [built_in.generate(each, request) for request in requests] for each in methods}
+            for one in opened:
+                one.result()
     print(f"{sum(not arm.fault for arm in arms)} of {len(arms)} servers are up", flush=True)
-    return built_in
+    return answers
 
 
 def main() -> None:

@@ -40,9 +40,7 @@ def test_arms_stand_side_by_side_and_one_that_fails_is_left_out(serving, tmp_pat
     here, whole = serving.reference, serving.prompts
     few = lambda *asked: sorted(whole(*asked), key=lambda request: len(request.prompt_ids))[:3]  # noqa: E731
     monkeypatch.setattr(serving, "prompts", few)
-    monkeypatch.setattr(
-        serving, "reference", lambda spec, *asked: here(replace(spec, device="cpu", dtype="float32"), *asked)
-    )
+    monkeypatch.setattr(serving, "reference", lambda spec: here(replace(spec, device="cpu", dtype="float32")))
     monkeypatch.setattr(serving.torch.cuda, "get_device_name", lambda: "none")
     monkeypatch.setattr(
         sys, "argv", f"serving --python {python} --budgets 16 --concurrency 1,4 --tokens 6 --repeats 1".split()
