@@ -98,14 +98,20 @@ def _otherwise(rows: Iterable[Any]) -> Iterator[str]:
 
 
 def _accuracy(rows: Rows) -> Iterator[str]:
-    """The share of right answers, said once where all arms have the same."""
-    scored = [row for row in rows if pd.notna(row.accuracy)]
-    shares = [f"{100 * row.accuracy:.1f} % of {count(row.n_scored, 'prompt')}" for row in scored]
-    if len(set(shares)) == 1 and not hasattr(rows[0], "category"):
-        yield f"Right answers: {shares[0]} in every arm."
-    elif shares:
-        arms = (f"{_name(row)} {share}" for row, share in zip(scored, shares, strict=True))
-        yield f"Right answers: {', '.join(arms)}."
+    """The share of right answers, of each category where they stand apart; said once where all arms have the same."""
+    scored: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if pd.notna(row.accuracy):
+            share = f"{100 * row.accuracy:.1f} % of {count(row.n_scored, 'prompt')}"
+            scored.setdefault(getattr(row, "category", ""), {})[_name(row)] = share
+    said = []
+    for category, shares in scored.items():
+        if len(set(shares.values())) == 1:
+            said.append(f"{category} {next(iter(shares.values()))} in every arm".strip())
+        else:
+            said.append(", ".join(f"{name} {share}" for name, share in shares.items()))
+    if said:
+        yield f"Right answers: {'; '.join(said)}."
 
 
 def drifts(rows: Rows) -> Iterator[str]:

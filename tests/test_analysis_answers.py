@@ -49,8 +49,17 @@ def test_right_answers_stand_beside_speed(tmp_path):
     (accuracy,) = summary_tables(results, view="accuracy")
     assert [column.title for column in accuracy.columns][1:3] == ["scored prompts", "accuracy"]
     assert [row[1:3] for row in accuracy.rows] == [("3", "66.7 %")] * 2
-    assert "dflash (math) 66.7 % of 3 prompts" in summary_tables(results, by="category")[0].note
+    assert "\nRight answers: math 66.7 % of 3 prompts in every arm." in summary_tables(results, by="category")[0].note
     assert ",0.6666666666666666," in table(results, "csv", view="accuracy")
+
+
+def test_right_answers_that_differ_between_arms_are_named(tmp_path):
+    lines = timed([AR, "dflash"])
+    for line in lines:
+        line["correct"] = line["category"] != "math" or line["arm"] == AR
+    (by_category,) = summary_tables(make(tmp_path, lines), by="category")
+    assert f"{AR} (math) 100.0 % of 3 prompts, dflash (math) 0.0 % of 3 prompts" in by_category.note
+    assert "code 100.0 % of 3 prompts in every arm" in by_category.note
 
 
 def test_the_turns_of_conversations_are_no_repeats(tmp_path):
