@@ -27,7 +27,7 @@ from methods.engines.reference import ReferenceEngine
 from methods.engines.served import Place
 from methods.engines.server import Launch, Server, free_port
 from methods.engines.sglang import SglangEngine
-from methods.engines.sglang_client import SglangClient
+from methods.engines.sglang_client import SglangClient, sampling
 from methods.engines.sglang_ddtree import entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -196,6 +196,32 @@ def test_trees_of_a_mixed_batch_are_the_built_in_engines(graphs, python, tmp_pat
         assert last.accepted <= line["rounds"][len(whole)][0]
     (log,) = tmp_path.glob("server-*.log")
     assert ("replayed 8 requests" in log.read_text()) == ("replayed 3 requests" in log.read_text()) == graphs
+
+
+class Retracting(CpuEngine):
+    """SGLang that takes the last request of a batch back every few passes, as it does where slots run out."""
+
+    def variables(self) -> dict[str, str]:
+        return super().variables() | {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+
+
+def test_requests_that_are_taken_back_go_on_with_ars_text(python, tmp_path):
+    """What they had written is read anew, by the drafter too, and the rounds after it accept drafted tokens again."""
+    lines = sorted(stored("ddtree-16").values(), key=lambda line: line["n_input"])[:3]
+    requests = [Request(line["prompt_id"], tuple(line["prompt_ids"]), 44, (2,)) for line in lines]
+
+    async def all_of_them(client: SglangClient):
+        return await asyncio.gather(*(client.http.post("/generate", sampling(request)) for request in requests))
+
+    given = tuple(sglang_on_cpu.ARGUMENTS.items())
+    wanted = spec(device="cpu", dtype="float32", python=python, args=given, logs=str(tmp_path), concurrency=3)
+    with Retracting(wanted) as engine:
+        engine.open((DDTree(16),))
+        answers = engine.crowd(DDTree(16), all_of_them)
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) >= 2
+    for line, answer in zip(lines, answers, strict=True):
+        assert answer["output_ids"] == line["output_ids"][:44]
+        assert answer["meta_info"]["spec_verify_ct"] < 22  # of 43 tokens after the first
 
 
 def test_two_ranks_make_the_built_in_engines_trees(python, tmp_path):
