@@ -33,6 +33,7 @@ from methods.base import (
 
 BLOCK = 8
 REQUEST_S = float(os.environ.get("FAKE_REQUEST_S", "0.001"))
+REPLAY_S = float(os.environ.get("FAKE_REPLAY_S", REQUEST_S))
 ROW_S = float(os.environ.get("FAKE_ROW_S", "0"))  # what each row of a verify pass costs; 0: all arms are equally fast
 
 
@@ -102,7 +103,7 @@ class FakeEngine(Engine):
 
     def replay(self, request, output_ids, budget) -> Replay:
         """What `rounds` says of every width: half of it is accepted, at most BLOCK − 1."""
-        time.sleep(REQUEST_S)
+        time.sleep(REPLAY_S)
         if os.environ.get("FAKE_REPLAY_FAILS") == request.prompt_id:
             raise RuntimeError("the replay went wrong")
         left = [len(output_ids) - 1 - root for root in range(len(output_ids) - 1)]

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from harness.__main__ import main
+from harness.config import scratch
+from harness.questions import workload_of
 from harness.records import read_json, sitting_lines
+from harness.run import _model_fingerprint
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 WORDS = ("red", "green", "blue", "white", "black")
+
+
+@contextlib.contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """What Python does where nobody collects them, so that a command that warns does not pass for a quiet one."""
+
+    def show(message: Warning | str, category: type[Warning], file: str, line: int, *_: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, file, line))
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for unseen in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", unseen)
+        warnings.showwarning = show
+        yield
 
 
 @dataclass(frozen=True)
@@ -60,27 +84,54 @@ class FakeWorld:
         settings = ["engine=fake", "model=fake", "workload=file", "device=cpu", "repeats=2", "max_new_tokens=20"]
         return [conf, *settings, prompts, f"results_dir={self.results}"]
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    @property
+    def environment(self) -> dict[str, str]:
         path = [str(self.folder / "modules"), str(TESTS), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(path), "COLUMNS": "200", "FAKE_WORLD": str(self.folder)}
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "harness", *self.words, *words],
             cwd=self.folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path),
-                "COLUMNS": "200",
-                "FAKE_WORLD": str(self.folder),
-                **environment,
-            },
+            env={**os.environ, **self.environment, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def started(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The command as a user starts it, to its end."""
         process = self.start(*words, **environment)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @contextlib.contextmanager
+    def own_modules(self) -> Iterator[None]:
+        """This world's modules can be imported, and are forgotten afterwards: another world has its own."""
+        folder = str(self.folder / "modules")
+        try:
+            with patch.object(sys, "path", [folder, *sys.path]):
+                yield
+        finally:
+            for name, module in list(sys.modules.items()):
+                if (getattr(module, "__file__", None) or "").startswith(folder):
+                    del sys.modules[name]
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The command by its own `main` in this process, as if it had just started; its cells are real processes."""
+        words, out, err = (*self.words, *words), io.StringIO(), io.StringIO()
+        for remembered in (scratch, workload_of, _model_fingerprint):
+            remembered.cache_clear()
+        with (
+            contextlib.chdir(self.folder),
+            patch.dict(os.environ, self.environment | environment),
+            self.own_modules(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings_on_stderr(),
+        ):
+            status = main([*words])
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
     @property
     def cell(self) -> Path:

@@ -189,13 +189,15 @@ def test_a_folder_without_a_request_yet(tmp_path):
     assert page.text.count("no data") >= 6
 
 
-def test_written_where_asked(results, tmp_path, capsys, undrawn):
+def test_written_where_asked(results, tmp_path, capsys, undrawn, monkeypatch):
     assert main(["report", str(results), "--out", str(tmp_path / "page.html")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    assert write_report(results).name == "report.html"
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "does not exist" in capsys.readouterr().err
+    monkeypatch.setattr("analysis.report.page.report", lambda results: "the page")  # from here on, the place alone
+    written = write_report(results)
+    assert written == results / "report.html" and written.read_text() == "the page"
     with pytest.raises(Refusal, match="--out"):
         write_report(results, tmp_path / "no" / "folder.html")
 

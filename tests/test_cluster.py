@@ -12,7 +12,7 @@ LOCAL = ("cluster=slurm", "cluster.executor=local", "cluster.parameters.cpus_per
 
 def test_each_cell_is_a_job_and_repeating_the_command_submits_none(world):
     words = ("-m", "seed=0,1", "method=faulty", "method.fault=lie,none", *LOCAL)
-    done = world.run(*words)
+    done = world.started(*words)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stdout.count("submitted as job") == 2 and done.stderr.count("invalid: faulty-lie") == 2
     cells = list((world.results / "cells").iterdir())

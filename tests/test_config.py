@@ -125,9 +125,11 @@ def test_a_value_out_of_range_ends_in_a_sentence(words, defaults):
 def test_every_option_composes(group):
     names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     extra = {"file": ["workload.path=x.jsonl"]}
-    for name in names:
-        (job,) = compose([f"{group}={name}", "device=cpu", *extra.get(name, [])])
-        assert job.cell.tp == 1
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for name in names:
+            words = [f"{group}={name}", "device=cpu", *extra.get(name, [])]
+            assert job_from(hydra_compose("config", words), words).cell.tp == 1
 
 
 SWEEPS = {  # what is left of the experiment's own sweep once budgets and workload are narrowed: cells
@@ -150,12 +152,12 @@ def test_every_experiment_says_what_it_answers():
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_experiment_sweeps(name):
-    jobs = compose([f"experiment={name}", "budget=16,64", "workload=chat", "device=cpu"])
+    jobs = compose([f"experiment={name}", "budget=16", "workload=chat", "device=cpu"])
     cells = gather((job.cell, job.method) for job in jobs)
     assert len(cells) == SWEEPS[name]
-    more = ["ddtree-16-adaptive", "ddtree-64-adaptive"] if name == "adaptive" else []
+    more = ["ddtree-16-adaptive"] if name == "adaptive" else []
     for cell in cells:
-        assert [arm.name for arm in cell.arms] == ["autoregressive", "dflash", "ddtree-16", "ddtree-64", *more]
+        assert [arm.name for arm in cell.arms] == ["autoregressive", "dflash", "ddtree-16", *more]
 
 
 def test_the_null_test_is_ar_beside_itself():

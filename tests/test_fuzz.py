@@ -152,7 +152,7 @@ def test_fuzzed_starts_run_or_end_in_a_sentence(world):
     dice = random.Random(3)
     for _ in range(20):
         words = [word for word in command_line(dice) if word.partition("=")[0] not in ("results_dir", "timeout_s")]
-        done = world.run(*words)
+        done = world.started(*words)
         assert "Traceback" not in done.stderr, (words, done.stderr)
         if done.returncode == 2:
             assert done.stderr.count("\n") == 1, (words, done.stderr)

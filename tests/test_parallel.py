@@ -63,12 +63,14 @@ def weights_bytes(engine: ReferenceEngine) -> list[int]:
 
 
 def check_ranks(spec: EngineSpec) -> None:
-    """Ranks write what one writes, and none holds more than its share."""
+    """Ranks write what one writes, none holds more than its share, and they say by what they meet."""
     with opened(spec, 1) as engine:
+        assert "collectives" not in engine.describe()
         expected, (whole,) = outputs(engine), weights_bytes(engine)
     for tp in (2, 4):
         with opened(spec, tp) as engine:
             assert outputs(engine) == expected
+            assert engine.describe()["collectives"] in ("shared memory", "gloo")
             shares = weights_bytes(engine)
             assert len(shares) == tp and max(shares) <= whole * (1 / tp + 0.10)
         assert not multiprocessing.active_children()
@@ -131,13 +133,6 @@ def test_more_ranks_than_gpus_are_refused(spec, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(Refusal, match="tp=2 needs 2 GPUs, one a rank; here are 1"):
         opened(replace(spec, device="cuda"), 2)
-
-
-def test_an_engine_says_by_what_its_ranks_meet(spec):
-    with opened(spec, 2) as engine:
-        assert engine.describe()["collectives"] in ("shared memory", "gloo")
-    with opened(spec, 1) as engine:
-        assert "collectives" not in engine.describe()
 
 
 def test_memory_is_known_before_loading(spec):

@@ -27,7 +27,7 @@ SECRETS = {
 
 
 def test_a_sitting_says_where_it_comes_from_and_no_secret(world):
-    done = world.run("method=dflash", "seed=5", OMP_NUM_THREADS="1", **SECRETS)
+    done = world.started("method=dflash", "seed=5", OMP_NUM_THREADS="1", **SECRETS)
     assert done.returncode == 0, done.stderr
     facts = read_json(world.cell / "sittings/0/environment.json")
     assert facts["settings"]["seed"] == facts["seed"] == 5 and facts["settings"]["workload"] == "file"

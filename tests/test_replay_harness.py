@@ -50,7 +50,7 @@ def test_a_replay_that_fails_keeps_what_is_done_and_is_taken_up_again(world):
 
 
 def test_a_killed_command_loses_the_replay_in_flight_alone(world):
-    process = world.start(*REPLAY, FAKE_REQUEST_S="0.15")
+    process = world.start(*REPLAY, FAKE_REPLAY_S="0.15")
     world.wait_for(f"cells/*/sittings/0/{REPLAYS}")
     process.kill()
     process.wait()

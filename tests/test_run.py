@@ -28,7 +28,7 @@ def answers(world: FakeWorld) -> dict[tuple[str, str, int], tuple[int, ...]]:
 
 
 def test_a_sweep_is_one_cell_and_repeating_it_runs_nothing(world):
-    done = world.run(*SWEEP)
+    done = world.started(*SWEEP)
     assert done.returncode == 0, done.stderr
     assert all(arm in done.stdout for arm in ARMS) and f"Results: {world.results}" in done.stdout
     assert set(answers(world)) == {(arm, word, repeat) for arm in ARMS for word in WORDS for repeat in (0, 1)}
@@ -63,7 +63,7 @@ def test_a_sweep_is_one_cell_and_repeating_it_runs_nothing(world):
     assert {line["arm"] for line in warmed if line["stages"]} == set(ARMS)
 
     before = {path: path.stat().st_mtime_ns for path in world.cell.rglob("*.parquet")}
-    again = world.run(*SWEEP)
+    again = world.started(*SWEEP)
     assert again.returncode == 0 and "4 of 4 arms had ended before" in again.stdout
     assert f"skipped: {', '.join(ARMS)} in cell {world.cell.name}" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in world.cell.rglob("*.parquet")} == before

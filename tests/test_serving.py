@@ -40,7 +40,7 @@ def run(world: FakeWorld, *words: str, fault: str = "", after: int = 0):
 
 
 def test_a_served_cell_is_worked_in_blocks_and_scored_by_the_baselines_server(served):
-    done = run(served)
+    done = served.started(*ASKED)
     assert done.returncode == 0, done.stderr
     lines = sitting_lines(served.cell)
     assert all(line["true_violations"] == 0 and line["max_gap"] == 0.0 for line in lines)
@@ -103,6 +103,8 @@ REQUEST = Request("p", (5, 6, 7), 20, (2,))
 def test_a_fault_is_a_sentence_and_the_server_is_gone(served, fault, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", f"dflash:{fault}")
     monkeypatch.setenv("FAKE_WORLD", str(served.folder))
+    monkeypatch.setattr("methods.engines.served.LAST_S", 0.2)  # none of these ends its server
+    monkeypatch.setattr("methods.engines.server.POLL_S", 0.02)
     monkeypatch.setattr(VllmEngine, "stall_s", 0.5)
     monkeypatch.setattr(VllmEngine, "ready_s", 1.0 if fault == "mute" else 60.0)
     spec = EngineSpec(

@@ -101,5 +101,6 @@ def test_check_proves_an_environment_by_answers(tmp_path, capsys):
 )
 def test_check_says_what_is_wrong(tmp_path, monkeypatch, capsys, fault, status, said):
     monkeypatch.setenv("FAKE_VLLM", f"dflash:{fault}")
+    monkeypatch.setattr("methods.engines.served.LAST_S", 0.2)  # none of these ends a server that was ready
     assert main(["check", "vllm-cpu", "--python", wrapper(tmp_path)]) == status
     assert said in capsys.readouterr().err

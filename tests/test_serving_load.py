@@ -113,7 +113,8 @@ def test_a_fault_among_eight_is_a_sentence_at_once(served, fault, monkeypatch): 
     monkeypatch.setenv("FAKE_VLLM", f"dflash:{fault}")
     monkeypatch.setenv("FAKE_WORLD", str(served.folder))
     monkeypatch.setattr("methods.engines.served.LAST_S", 0.2)  # none of these ends its server
-    monkeypatch.setattr(VllmEngine, "stall_s", 3.0 if fault == "hang" else 60.0)
+    monkeypatch.setattr("methods.engines.server.POLL_S", 0.02)
+    monkeypatch.setattr(VllmEngine, "stall_s", 1.0 if fault == "hang" else 60.0)
     asked = [Request(f"p{index}", (5, 6, index), 20, (2,)) for index in range(40)]
 
     def whole(answer):
@@ -124,7 +125,7 @@ def test_a_fault_among_eight_is_a_sentence_at_once(served, fault, monkeypatch): 
     with VllmEngine(EngineSpec(PAIR, python=str(served.folder / "python"), concurrency=8)) as engine:
         engine.open((DFlash(),))
         began = time.monotonic()
-        with pytest.raises(ServerError, match=FAULTS[fault].replace("0.5 s", "3 s")):
+        with pytest.raises(ServerError, match=FAULTS[fault].replace("0.5 s", "1 s")):
             engine.crowd(DFlash(), lambda client: drive(client, asked, ClosedLoop(8), whole, 60))
         assert time.monotonic() - began < 20
     served.assert_no_process_left()

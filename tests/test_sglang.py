@@ -218,7 +218,7 @@ ASKED = ("engine=served", "model=tiny", "method=dflash", "repeats=1")
 
 
 def test_a_served_cell_goes_through_the_whole_harness(served):
-    done = served.run(*ASKED, "max_new_tokens=30")
+    done = served.started(*ASKED, "max_new_tokens=30")
     assert done.returncode == 0, done.stderr
     lines = sitting_lines(served.cell)
     assert all(line["true_violations"] == 0 and line["max_gap"] == 0.0 for line in lines)
@@ -265,6 +265,9 @@ FAULTS = {
 def test_a_fault_is_a_sentence_and_the_server_is_gone(served, fault, monkeypatch):
     monkeypatch.setenv("FAKE_SGLANG", f"dflash:{fault}")
     monkeypatch.setenv("FAKE_WORLD", str(served.folder))
+    monkeypatch.setattr("methods.engines.server.POLL_S", 0.02)
+    if fault != "die":  # the others do not end their server
+        monkeypatch.setattr("methods.engines.served.LAST_S", 0.2)
     with CpuEngine(spec(device="cpu", python=str(served.folder / "python"))) as engine:
         engine.open((Autoregressive(), DFlash()))
         assert engine.generate(Autoregressive(), REQUEST).output_ids == tuple(truth([7], 40))
@@ -365,6 +368,7 @@ def test_what_cannot_be_looked_into_is_refused(served, words, said):
 
 def test_rounds_that_are_not_told_are_a_fault(served, monkeypatch):
     monkeypatch.setenv("FAKE_SGLANG", "ddtree:silent")
+    monkeypatch.setattr("methods.engines.served.LAST_S", 0.2)  # the server goes on
     monkeypatch.setenv("FAKE_WORLD", str(served.folder))
     with CpuEngine(spec(device="cpu", python=str(served.folder / "python"), args=TREES)) as engine:
         engine.open((DDTree(20),))

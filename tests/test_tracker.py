@@ -95,7 +95,7 @@ def heard(world: FakeWorld) -> list[list]:
 
 
 def test_a_tracker_from_outside_hears_everything_in_order(watched):
-    done = watched.run(*SWEEP)
+    done = watched.started(*SWEEP)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the witness listens") == 1 and not done.stderr
     calls = heard(watched)

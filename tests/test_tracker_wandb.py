@@ -100,7 +100,7 @@ def alone(world, monkeypatch) -> FakeWorld:
 
 def test_an_offline_run_holds_the_cell_and_is_continued(alone):
     world = alone
-    done = world.run(*SWEEP, "seed=1")
+    done = world.started(*SWEEP, "seed=1")
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert "wandb: offline; `wandb sync " in done.stdout
     (first,) = kept(world)
@@ -133,7 +133,7 @@ def test_an_offline_run_holds_the_cell_and_is_continued(alone):
     files = first.artifacts["results", f"cell-{world.cell.name}"]
     assert {"cell.json", "status.json", "requests.parquet", "rounds.parquet", "arms/ddtree-16.json"} <= set(files)
 
-    done = world.run("-m", "method=ddtree", "budget=128", "seed=1", "tracker=wandb")
+    done = world.started("-m", "method=ddtree", "budget=128", "seed=1", "tracker=wandb")
     assert done.returncode == 0 and not done.stderr, done.stderr
     first, second = kept(world)
     assert second.ended and second.run.run_id == first.run.run_id

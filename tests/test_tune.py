@@ -32,7 +32,7 @@ def asked(world: FakeWorld) -> dict[str, set[str]]:
 def tuned_world(tmp_path_factory):
     """A world in which the command has run, and what it said."""
     world = FakeWorld.make(tmp_path_factory.mktemp("tune") / "world")
-    return world, world.run(*WORDS, **COST)
+    return world, world.started(*WORDS, **COST)
 
 
 def test_it_measures_chooses_checks_and_writes_what_to_run(tuned_world):
@@ -110,7 +110,8 @@ def test_a_dry_run_says_what_comes(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_tuned_is_refused(tmp_path, capsys, words, reason):
-    assert main(["experiment=tune", words, "device=cpu", f"results_dir={tmp_path / 'results'}"]) == 2
+    settings = ["budget=4", "device=cpu", f"results_dir={tmp_path / 'results'}"]
+    assert main(["experiment=tune", words, *settings]) == 2
     said = capsys.readouterr().err
     assert reason in said and said.count("\n") == 1
     assert not (tmp_path / "results").exists()
