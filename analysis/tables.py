@@ -100,12 +100,19 @@ def summary_tables(
 
 
 def tables_of(runs: pd.DataFrame, view: View | None = None) -> list[Table]:
-    """One table a cell of a frame like `load_runs` gives, arms in its order."""
+    """One table a cell of a frame like `load_runs` gives, arms in its order; cells that differ in a number by that."""
     several = runs["results"].nunique() > 1
     cells: dict[tuple[str, str], list[Any]] = {}
     for row in rows_of(runs):
         cells.setdefault((row.results, row.cell_id), []).append(row)
-    return [_table(rows, several, view) for rows in cells.values()]
+    return [_table(rows, several, view) for rows in sorted(cells.values(), key=lambda rows: _place(rows[0]))]
+
+
+def _place(row: Any) -> tuple[Any, ...]:
+    """Where a cell's table stands among the others."""
+    rate = 0.0 if pd.isna(row.request_rate) else row.request_rate
+    where = (row.results, row.model, row.workload, row.engine, row.device, row.dtype)
+    return *where, row.tp, row.temperature, row.concurrency, rate, row.cell_id
 
 
 def _of_cells(view: AnyView | None) -> bool:

@@ -259,6 +259,17 @@ def test_folders_read_together_are_named(tmp_path):
     assert len(headings) == 4 and headings[0].startswith("a/results · tiny") and headings[2].startswith("b/results")
 
 
+ORDERS = {"tp": (1, 2, 4), "temperature": (0.0, 0.5, 1.0), "concurrency": (1, 2, 10)}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_cells_stand_in_the_order_of_what_differs(name, tmp_path):
+    for cell_id, value in zip("cba", ORDERS[name], strict=True):  # the hashes of settings have no order
+        lines = [line | {"cell_id": cell_id} for line in timed([AR])]
+        write_cell(tmp_path, cell_id, [lines], {AR: "complete"}, {}, **{name: value})
+    assert [one.heading[-1] for one in summary_tables(tmp_path)] == ["c", "b", "a"]
+
+
 def test_the_command_line(shared, cell, tmp_path, capsys):
     assert main(["table", str(cell), "--format", "markdown"]) == 0
     assert capsys.readouterr().out == GOLDEN
