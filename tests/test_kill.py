@@ -25,6 +25,7 @@ from harness.records import read_json, sitting_lines
 from harness.results import CellFolder, Turn
 from methods.dflash import DFlash
 
+REQUEST_S = 0.02  # of the fake engine, so that a sitting lasts about as long as kills are spread
 SWEEP = ("-m", "method=dflash,ddtree", "budget=16,64", "seed=0,1", "retry_failed=true")
 KEYS = ["cell_id", "arm", "prompt_id", "turn", "repeat"]
 CONTENT = [
@@ -73,12 +74,21 @@ def records(world: FakeWorld) -> set[Path]:
     return {path for path in world.results.glob("cells/*/sittings/*/requests.jsonl") if path.stat().st_size}
 
 
-def kill_until_done(world: FakeWorld, words: tuple[str, ...], dice: random.Random, span_s: float, kills: int) -> int:
+def amid_requests(world: FakeWorld) -> bool:
+    """Whether a cell has answers to timed requests, but not all of them."""
+    cells = [cell for cell in world.results.glob("cells/*") if not (cell / "status.json").exists()]
+    return any(line["phase"] == "timed" for cell in cells for line in sitting_lines(cell))
+
+
+def kill_until_done(
+    world: FakeWorld, words: tuple[str, ...], dice: random.Random, span_s: float, kills: int
+) -> tuple[int, int]:
     """Run the command again and again, killing the parent or its cell each time, until `kills` are spent or it ends
     by itself; then once more in peace. A kill falls within `span_s` of a sitting's first record, one in four of the
-    start. Returns how many kills there were."""
+    start. Returns how many kills there were, and how many of them amid a cell's timed requests."""
+    amid = 0
     for done in range(kills):
-        before, parent = records(world), world.start(*words)
+        before, parent = records(world), world.start(*words, FAKE_REQUEST_S=str(REQUEST_S))
         from_start = dice.random() < 0.25
         while not from_start and parent.poll() is None and records(world) == before:
             time.sleep(0.005)
@@ -95,25 +105,29 @@ def kill_until_done(world: FakeWorld, words: tuple[str, ...], dice: random.Rando
         _, err = parent.communicate()
         assert "Traceback" not in err, err
         if parent.returncode == 0:
-            return done
+            return done, amid
         world.assert_no_process_left()
+        amid += amid_requests(world)
     last = world.run(*words)
     assert last.returncode == 0, last.stderr
-    return kills
+    return kills, amid
 
 
 def assert_survives(whole: FakeWorld, words: tuple[str, ...], seed: int, span_s: float, kills: int) -> None:
-    """`kills` kills over as many runs as it takes, each compared with one left alone."""
+    """`kills` kills over as many runs as it takes, each compared with one left alone; a fifth of them and more come
+    amid timed requests."""
     assert whole.run(*words).returncode == 0
-    expected, dice, number = tables(whole.results), random.Random(seed), 0
-    while kills:
+    expected, dice, number, left, amid = tables(whole.results), random.Random(seed), 0, kills, 0
+    while left:
         world = replace(whole, out=f"killed-{number}")
-        kills -= kill_until_done(world, words, dice, span_s, kills)
+        spent, among = kill_until_done(world, words, dice, span_s, left)
+        left, amid = left - spent, amid + among
         for mine, theirs in zip(tables(world.results), expected, strict=True):
             pd.testing.assert_frame_equal(mine, theirs)
         assert_nothing_repeated(world.results)
         world.assert_no_process_left()
         number += 1
+    assert 5 * amid >= kills, f"{amid} of {kills} kills came amid timed requests"
 
 
 def test_five_kills_lose_and_repeat_nothing(world):
