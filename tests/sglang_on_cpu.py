@@ -16,7 +16,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+VARIABLES = {
+    **{"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    "SGLANG_NCCL_SO_PATH": "none",  # where NCCL is found, ranks would meet through it, GPUs or not
+}
 GRAPHS = "SGLANG_ON_CPU_GRAPHS"
 ARGUMENTS = {"device": "cpu", "disable_overlap_schedule": True, "disable_decode_cuda_graph": True}
 
