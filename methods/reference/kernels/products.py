@@ -53,10 +53,10 @@ def strip(inner: int, normed: bool, silu: bool) -> Strip:
     return Strip(rows // 2 if silu and inner > columns else rows, columns, warps)  # twice the registers in a loop
 
 
-def panel(inner: int, silu: bool, dtype: torch.dtype, deep: bool) -> Panel:
-    """The panel of a whole product; `deep` says that shared memory is plentiful."""
-    columns = 32 if dtype == torch.float32 else 128 if deep and not silu else 64
-    return Panel(PANEL_ROWS, min(columns, triton.next_power_of_2(inner)), 4, 4)
+def panel(inner: int, dtype: torch.dtype, stages: int, *, deep: bool) -> Panel:
+    """A panel with so many stages; a `deep` one needs plenty of shared memory."""
+    columns = 32 if dtype == torch.float32 else 128 if deep else 64
+    return Panel(PANEL_ROWS, min(columns, triton.next_power_of_2(inner)), 4, stages)
 
 
 @functools.cache
@@ -68,14 +68,13 @@ def shares(outputs: int, inner: int, rows: int, dtype: torch.dtype, places: int,
     """
     tiles, found = triton.cdiv(outputs, PANEL_ROWS), []
     for together in (1, 2):
-        columns = 32 if dtype == torch.float32 else 128 if together == 1 and room >= PLENTY else 64
-        columns = min(columns, triton.next_power_of_2(inner))
-        stages = min(STAGES, room // together // ((PANEL_ROWS + rows) * columns * dtype.itemsize))
-        for parts in range(1, min(MOST_PARTS, triton.cdiv(inner, columns)) + 1):
+        one = panel(inner, dtype, STAGES, deep=together == 1 and room >= PLENTY)
+        stages = min(STAGES, room // together // ((one.rows + rows) * one.columns * dtype.itemsize))
+        for parts in range(1, min(MOST_PARTS, triton.cdiv(inner, one.columns)) + 1):
             waves = tiles * parts / (together * places)
             busy = round(waves / math.ceil(waves), 2)
             if stages > 2 or together == 1:
-                found.append((busy, -parts, together, Panel(PANEL_ROWS, columns, 4, max(2, stages))))
+                found.append((busy, -parts, together, one._replace(stages=max(2, stages))))
     _, parts, _, best = max(found)
     return -parts, best
 
@@ -131,13 +130,12 @@ def narrow(x_nk: Tensor, weight_ok: Tensor, *, silu: bool = False, split: bool =
     (n, inner), x_nk = x_nk.shape, x_nk.contiguous()
     outputs = len(weight_ok) // 2 if silu else len(weight_ok)
     wide, device = min(max(16, triton.next_power_of_2(n)), 64), x_nk.device
-    more, parts = 16 if n > wide else 0, 1
-    if split:
-        places, room = multiprocessors(device), shared_memory(device)
-        parts, own = shares(outputs, inner, wide + more, x_nk.dtype, places, room)
-    else:
-        own = panel(inner, silu, x_nk.dtype, roomy(device))
-    rows, columns, warps, stages = own
+    more, machine = 16 if n > wide else 0, (multiprocessors(device), shared_memory(device))
+    parts, (rows, columns, warps, stages) = (
+        shares(outputs, inner, wide + more, x_nk.dtype, *machine)
+        if split
+        else (1, panel(inner, x_nk.dtype, 4, deep=roomy(device) and not silu))
+    )
     shape, dtype = ((n, outputs), x_nk.dtype) if parts == 1 else ((parts, n, outputs), torch.float32)
     out = torch.empty(shape, dtype=dtype, device=x_nk.device)
     _narrow[(triton.cdiv(outputs, rows), parts)](
