@@ -203,18 +203,11 @@ def reference(spec: EngineSpec) -> ReferenceEngine:
 
 
 def show(found: Sequence[Row], title: str) -> None:
-    told = (
-        "tokens/s",
-        "÷ AR",
-        "TPOT",
-        "acceptance",
-        "built-in's",
-        "its tokens/s",
-        "same rounds",
-        "others",
-        "violations",
+    table = Table(
+        *("arm", "tokens/s", "÷ AR", "TPOT", "acceptance", "built-in's", "its tokens/s", "same rounds", "others"),
+        *("violations", "draft", "build", "verify", "commit"),
+        title=title,
     )
-    table = Table("arm", *told, "draft", "build", "verify", "commit", title=title)
     for row in found:
         stages = list(asdict(row.stages).values()) if row.stages else []
         table.add_row(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -19,11 +19,8 @@ def world(tmp_path: Path) -> FakeWorld:
     return FakeWorld.make(tmp_path / "world")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def serving() -> ModuleType:
     """`benchmarks/serving.py`."""
     sys.path.append(str(REPOSITORY / "benchmarks"))  # behind all else: it has an analysis.py, too
-    spec = importlib.util.spec_from_file_location("serving", REPOSITORY / "benchmarks/serving.py")
-    module = sys.modules["serving"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("serving")

@@ -43,6 +43,12 @@ TOKENS, STOPS = 48, (2,)
 WAIT_S = 170.0
 
 
+def with_plugin(engine: SglangEngine, own: dict[str, str], module: str) -> dict[str, str]:
+    """A server's variables and, before all else on its path, a plugin of the tests."""
+    plugin = entry.plugin(engine._logs(), module.replace("_", "-"), module, REPOSITORY / "tests")
+    return own | {"PYTHONPATH": os.pathsep.join(filter(None, [plugin, own.get("PYTHONPATH")]))}
+
+
 class CpuEngine(SglangEngine):
     """SGLang on a CPU, slowly (`sglang_on_cpu`)."""
 
@@ -50,14 +56,10 @@ class CpuEngine(SglangEngine):
     drafts_in: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
 
     def variables(self) -> dict[str, str]:
-        own = super().variables()
-        path = [
-            entry.plugin(self._logs(), "sglang-on-cpu", "sglang_on_cpu", REPOSITORY / "tests"),
-            *([own["PYTHONPATH"]] if "PYTHONPATH" in own else []),
-        ]
+        own = with_plugin(self, super().variables(), "sglang_on_cpu")
         graphs = {} if dict(self.spec.args).get("disable_decode_cuda_graph") else {sglang_on_cpu.GRAPHS: "1"}
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.spec.tp)))} if self.spec.tp > 1 else {}
-        return own | sglang_on_cpu.VARIABLES | {"PYTHONPATH": os.pathsep.join(path)} | graphs | cores
+        return own | sglang_on_cpu.VARIABLES | graphs | cores
 
 
 def stored(arm: str) -> dict[str, dict[str, Any]]:

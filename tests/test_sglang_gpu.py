@@ -15,10 +15,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from fake_world import TESTS
+from sglang_recorder import with_plugin
 
 from methods.engines.sglang import SglangEngine
-from methods.engines.sglang_ddtree import entry
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580)]
 TP = int(os.environ.get("SGLANG_TP", "1"))
@@ -30,9 +29,7 @@ class HalfEngine(SglangEngine):
     drafts_in: ClassVar[tuple[str, ...]] = ("float16",)
 
     def variables(self) -> dict[str, str]:
-        own = super().variables()
-        half = entry.plugin(self._logs(), "sglang-half", "sglang_half", TESTS)
-        return own | {"PYTHONPATH": os.pathsep.join([half, *filter(None, [own.get("PYTHONPATH")])])}
+        return with_plugin(self, super().variables(), "sglang_half")
 
 
 def test_captured_rounds_accept_what_the_built_in_engines_do(serving, monkeypatch, capsys):

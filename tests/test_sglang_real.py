@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 import sglang_on_cpu
 from fake_world import TESTS
-from sglang_recorder import METHODS, TOKENS, CpuEngine, asked, stored
+from sglang_recorder import METHODS, TOKENS, CpuEngine, asked, stored, with_plugin
 from test_sglang import PAIR, spec
 
 from methods.autoregressive import Autoregressive
@@ -28,7 +28,6 @@ from methods.engines.served import Place
 from methods.engines.server import Launch, Server, free_port
 from methods.engines.sglang import SglangEngine
 from methods.engines.sglang_client import SglangClient, sampling
-from methods.engines.sglang_ddtree import entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -249,9 +248,7 @@ class FaultyEngine(SglangEngine if ON_GPU else CpuEngine):  # type: ignore[misc]
         own = super().variables()
         if not isinstance(self._method, DDTree):
             return own
-        faults = entry.plugin(self._logs(), "sglang-faults", "sglang_faults", TESTS)
-        path = os.pathsep.join([faults, own["PYTHONPATH"]])
-        return own | {"SGLANG_FAULT": self.fault, "PYTHONPATH": path}
+        return with_plugin(self, own, "sglang_faults") | {"SGLANG_FAULT": self.fault}
 
 
 def with_fault(fault: str, python: str, folder) -> FaultyEngine:
